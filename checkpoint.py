@@ -1,0 +1,155 @@
+"""Checkpoints: written whole or not at all, verified when read, enough on their own to sample from.
+
+A file is what torch.save writes, and then 40 bytes: MAGIC and the SHA-256 of all before it, because PyTorch's loader does
+not notice flipped bits. It holds plain containers, tensors, strings and numbers; nothing in it can run code.
+In a notebook: model, tokenizer, config = load("runs/micro")
+"""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+import config as configuration
+import tokenizer as tokenizers
+from config import Config
+from errors import RunError, UsageError
+from model import GPT
+from runs import files_to_sample
+
+MAGIC = b"microgpt"
+FORMAT = 1
+TRAILER = len(MAGIC) + hashlib.sha256().digest_size
+NEEDED = {"config": str, "tokenizer": dict, "model": dict, "row": dict}
+
+
+class _HashingFile:
+    """The write half of a file, hashing what passes: the hash costs no second copy of the checkpoint in memory."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write `content` to a file aside, flush it to the disk, and give it its name: a crash leaves the old or the new.
+
+    Raises RunError if the disk does not take it; what stood at `path` is then untouched.
+    """
+    aside = path.with_name(path.name + ".tmp")
+    try:
+        with open(aside, "wb") as file:
+            hashing = _HashingFile(file)
+            torch.save({"format": FORMAT, **content}, hashing)
+            file.write(MAGIC + hashing.sha256.digest())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        if os.name == "posix":  # the new name is on the disk when the folder is
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        # torch's writer hides the operating system's reason behind an error of its own
+        cause = error if isinstance(error, OSError) else error.__context__
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
+        raise RunError(f"{path} could not be saved: {reason}; the checkpoints before it are untouched") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, its tensors on the CPU and still in the file (mapped, read when touched).
+
+    Raises UsageError for a file that cannot be read, is damaged, or is not one of this project's.
+    """
+    try:
+        with open(path, "rb") as file:
+            left, sha256 = os.fstat(file.fileno()).st_size - TRAILER, hashlib.sha256()
+            while left > 0 and (chunk := file.read(min(left, 1 << 20))):
+                sha256.update(chunk)
+                left -= len(chunk)
+            trailer = file.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    foreign = f"{path} is not a checkpoint of this project"
+    if len(trailer) != TRAILER or not trailer.startswith(MAGIC):
+        raise UsageError(f"{foreign}, or was cut short: the SHA-256 that ends one is missing")
+    if trailer[len(MAGIC) :] != sha256.digest():
+        raise UsageError(f"{path} is damaged: its SHA-256 does not match its content")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, KeyError):
+        raise UsageError(f"{foreign}: PyTorch cannot read it without running code from it") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f"{foreign}, or one of another version: format {FORMAT} is expected")
+    if missing := [key for key, kind in NEEDED.items() if not isinstance(content.get(key), kind)]:
+        raise UsageError(f"{foreign}: it has no {', '.join(missing)}")
+    return content
+
+
+def read_first(paths: Iterable[Path]) -> tuple[Path, dict[str, Any]]:
+    """The first of the files that is whole, and its content; each damaged one before it is named on stderr."""
+    reasons = []
+    for path in paths:
+        try:
+            return path, read(path)
+        except UsageError as error:
+            reasons.append(str(error))
+            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+    raise UsageError(reasons[-1] if reasons else "no checkpoint was found")
+
+
+def rebuild(content: dict[str, Any], path: Path, device: torch.device) -> tuple[GPT, Any, Config]:
+    """(model, tokenizer, config) from the content of the checkpoint at `path`."""
+    config = configuration.parse(content["config"], f"the configuration in {path}")
+    try:
+        tokenizer = tokenizers.from_dict(content["tokenizer"])
+        vocab_size = content["model"]["wte.weight"].shape[0]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is not a checkpoint of this project: {error}") from None
+    with torch.device(device):
+        model = GPT(config.model, vocab_size)
+    load_weights(model, content["model"], path)
+    return model, tokenizer, config
+
+
+@torch.no_grad()
+def load_weights(model: GPT, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Copy the weights into the model; UsageError unless names and shapes are exactly the model's."""
+    own = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    stored = {name: tuple(w.shape) for name, w in weights.items()}
+    if own != stored:
+        odd = sorted(set(own.items()) ^ set(stored.items()))[0]
+        raise UsageError(f"{path} does not fit its own configuration: {odd[0]} {odd[1]} is in one of the two only")
+    for name, p in model.named_parameters():
+        p.copy_(weights[name])
+
+
+def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+    """The parameters by name, without the wrappers of compile or of distributed training; a tied matrix once."""
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, Any, Config]:
+    """(model in eval mode, tokenizer, config) of a checkpoint file, or of a run: its best.pt, or else its newest step.
+
+    Raises UsageError for anything that is not a whole checkpoint of this project.
+    """
+    found, content = read_first(files_to_sample(Path(path)))
+    model, tokenizer, config = rebuild(content, found, torch.device(device))
+    return model.eval(), tokenizer, config

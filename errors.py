@@ -1,0 +1,55 @@
+"""What a user meets when something goes wrong: one line on stderr and an exit status, never a traceback."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+class UsageError(ValueError):
+    """Something the user gave cannot be used (exit status 2). The message names it, its value, and what to do."""
+
+
+class RunError(RuntimeError):
+    """The run itself failed, such as by divergence or a full disk (exit status 1)."""
+
+
+class Interrupted(Exception):
+    """The run was stopped from outside, after it saved. `status` is 130 (Ctrl-C) or 143 (terminated)."""
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its errors raised like all others (one line instead of the whole usage text)."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help shows what can be given)")
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Run a script's `main` and exit: 0 done, 1 the run failed, 2 usage or input, 130 interrupted, 143 terminated."""
+    for stream in (sys.stdout, sys.stderr):
+        # the platform's encoding may lack the letters of the user's own text
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        main()
+        sys.stdout.flush()
+        sys.exit(0)
+    except UsageError as error:
+        status, message = 2, f"error: {error}"
+    except Interrupted as error:
+        status, message = error.status, str(error)
+    except KeyboardInterrupt:
+        status, message = 130, "interrupted"
+    except BrokenPipeError:
+        # `sample.py | head`: the reader has what it wanted; stdout must not be flushed again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (RunError, OSError) as error:
+        status, message = 1, f"error: {error}"
+    print(" ".join(message.split("\n")), file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,124 @@
+"""Logits to text: choosing the next token, and the loop that feeds it back. Prints nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from config import window_start
+from errors import RunError, UsageError
+from model import GPT
+
+
+@dataclass
+class Sampling:
+    """How the next token is drawn. UsageError for a value out of range.
+
+    temperature: p_i ∝ exp(logit_i / temperature); 0 takes the most likely token.
+    top_k: only the k most likely. min_p: only those with at least min_p times the probability of the most likely
+    (Nguyen et al. 2024). top_p: of what these leave, only the fewest that together have the share p of it (Holtzman
+    et al. 2020, section 3.1).
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UsageError(f"temperature {self.temperature} must be 0 (the most likely token) or above")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top-k {self.top_k} must be at least 1")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p {self.top_p} must be above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise UsageError(f"min-p {self.min_p} must be between 0 and 1")
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution the next token is drawn from. logits (B, V) → (B, V); temperature must be above 0."""
+    # shifted first, so that the largest is 0 / temperature = 0 however small the temperature is
+    shifted = logits - logits.max(dim=-1, keepdim=True).values
+    p = (shifted / max(sampling.temperature, 1e-30)).softmax(dim=-1)
+    if sampling.top_k is None and sampling.top_p == 1.0 and sampling.min_p == 0.0:
+        return p
+    ranked, order = p.sort(dim=-1, descending=True, stable=True)
+    keep = ranked >= sampling.min_p * ranked[:, :1]
+    if sampling.top_k is not None:
+        keep[:, sampling.top_k :] = False
+        ranked = ranked * keep
+    before = ranked.cumsum(dim=-1) - ranked
+    if sampling.top_p < 1.0:
+        keep &= before < sampling.top_p * ranked.sum(dim=-1, keepdim=True)
+    keep[:, 0] = True
+    p = p * torch.zeros_like(keep).scatter(-1, order, keep)  # back in the order of the vocabulary
+    return p / p.sum(dim=-1, keepdim=True)
+
+
+def next_token(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
+    """Draw one token a row by inverting the distribution at `uniform` (B,) in [0, 1). logits (B, V) → ids (B,).
+
+    Raises RunError if a logit is NaN or infinite.
+    """
+    if not torch.isfinite(logits).all():
+        raise RunError("the logits are not finite: the weights of this checkpoint are damaged or have diverged")
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)  # softmax keeps the order, so it is not needed
+    if logits.device.type == "mps":
+        logits = logits.cpu()  # no float64 there
+    cumulative = probabilities(logits.double(), sampling).cumsum(dim=-1)
+    cumulative /= cumulative[:, -1:].clone()  # ends at exactly 1, so that every uniform number falls inside
+    return torch.searchsorted(cumulative, uniform.to(logits.device)[:, None], right=True)[:, 0]
+
+
+@torch.no_grad()
+def generate(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    stop_id: int | None = None,
+    vocab_size: int | None = None,
+    first_row: int = 0,
+    use_cache: bool = True,
+) -> list[list[int]]:
+    """The new tokens after each prompt, until `stop_id` (not included) or max_new_tokens.
+
+    Prompts need at least one token each and may be longer than block_size: the window rule applies (config.window_start).
+    Row i draws with numbers of its own, fixed by seed, first_row + i and the length so far: what it says does not
+    depend on the other rows. Ids from vocab_size on (rows that only pad the matrices) are never drawn.
+
+    With the cache each new token is one forward step; without, the whole window is computed again. The result is the
+    same. All rows advance together: the shortest prompt is read first, and rows with a longer one then take their own
+    next token instead of the draw, so that no row needs padding.
+    """
+    was_training = model.training
+    model.eval()
+    device, block_size = model.wte.weight.device, model.config.block_size
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    start_length, room = int(lengths.min()), int(lengths.max()) + max_new_tokens
+    ids = torch.zeros(len(prompts), room, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    ids, lengths = ids.to(device), lengths.to(device)
+    ends = lengths + max_new_tokens  # where each row stops at the latest
+    cache, window = model.new_cache(), 0  # what the cache holds starts at token `window`
+    for n in range(start_length, room):  # n tokens stand, token n is next
+        if window_start(n, block_size) != window or not use_cache:
+            cache, window = model.new_cache(), window_start(n, block_size)
+        logits = model(ids[:, window + cache[0].length : n], cache=cache)[:, :vocab_size]
+        rng = np.random.default_rng([seed, n])
+        rng.bit_generator.advance(first_row)  # type: ignore[attr-defined]  # one draw a row
+        drawn = next_token(logits, torch.from_numpy(rng.random(len(prompts))), sampling).to(device)
+        ids[:, n] = torch.where(n < lengths, ids[:, n], drawn)
+        if stop_id is not None:
+            ends = torch.where((n >= lengths) & (ids[:, n] == stop_id), ends.clamp(max=n), ends)
+        if bool((ends <= n + 1).all()):
+            break
+    model.train(was_training)
+    rows, stops = ids.tolist(), ends.tolist()
+    return [row[len(prompt) : stop] for row, prompt, stop in zip(rows, prompts, stops, strict=True)]

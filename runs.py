@@ -1,0 +1,57 @@
+"""Runs on the disk: runs/micro, runs/micro-2, …, each with config.yaml, metrics.jsonl, step-000500.pt … and best.pt."""
+
+import re
+from pathlib import Path
+
+from errors import UsageError
+
+RUNS = Path("runs")  # in the working directory
+
+
+def files_to_sample(path: Path) -> list[Path]:
+    """The file itself, or of a run its best.pt and then its steps, newest first; UsageError if there is none."""
+    if not path.is_dir():
+        return [path]
+    files = [best for best in [path / "best.pt"] if best.exists()] + step_files(path)
+    if not files:
+        raise UsageError(f"{path} has no checkpoint: neither best.pt nor step-*.pt")
+    return files
+
+
+def step_files(run: Path) -> list[Path]:
+    """The step-*.pt of a run, newest first."""
+    steps = {int(m[1]): path for path in run.glob("step-*.pt") if (m := re.fullmatch(r"step-(\d+)\.pt", path.name))}
+    return [steps[step] for step in sorted(steps, reverse=True)]
+
+
+def keep_newest(run: Path, keep: int) -> None:
+    """Delete the step checkpoints but the newest `keep`."""
+    for path in step_files(run)[keep:]:
+        path.unlink(missing_ok=True)
+
+
+def runs_of(name: str) -> list[Path]:
+    """The runs of a configuration: runs/name, runs/name-2, …, oldest first."""
+    pattern = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    numbered = {int(m[1] or 1): run for run in RUNS.glob("*") if run.is_dir() and (m := pattern.fullmatch(run.name))}
+    return [numbered[n] for n in sorted(numbered)]
+
+
+def new_run(name: str) -> Path:
+    """Make and return runs/name, or runs/name-2 and so on: no run overwrites another."""
+    n = 1
+    while True:
+        run = RUNS / (name if n == 1 else f"{name}-{n}")
+        try:
+            run.mkdir(parents=True)
+            return run
+        except FileExistsError:
+            n += 1
+
+
+def newest_run() -> Path:
+    """The run whose checkpoints are newest; UsageError if there is none."""
+    files = [path for pattern in ("*/step-*.pt", "*/best.pt") for path in RUNS.glob(pattern)]
+    if not files:
+        raise UsageError(f"there is no run in {RUNS.resolve()}: train one with python train.py configs/micro.yaml")
+    return max(files, key=lambda path: path.stat().st_mtime_ns).parent

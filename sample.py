@@ -1,0 +1,72 @@
+"""Sample from a trained GPT. The text goes to stdout, everything else to stderr: python sample.py | sort"""
+
+import secrets
+import sys
+from pathlib import Path
+
+import errors
+import runs
+from errors import UsageError
+
+ROWS_AT_ONCE = 1024  # samples drawn together; bounds memory, does not change the result
+
+
+def main() -> None:
+    parser = errors.Parser(description=__doc__)
+    parser.add_argument("--checkpoint", help="a checkpoint file or a run (default: the newest run in runs/)")
+    parser.add_argument("--prompt", default="", help="what every sample starts with")
+    parser.add_argument("--prompt-file", help="a UTF-8 file that is the prompt as a whole; - for stdin")
+    parser.add_argument("--num-samples", type=int, default=10, help="how many to draw (default 10)")
+    parser.add_argument("--max-new-tokens", type=int, default=500, help="longest sample, in tokens (default 500)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="below 1: safer; above: wilder; 0: most likely")
+    parser.add_argument("--top-k", type=int, help="draw from the k most likely tokens only")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the fewest tokens with this much probability")
+    parser.add_argument("--min-p", type=float, default=0.0, help="leave out tokens this much less likely than the first")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same samples (default: a new one each time)")
+    parser.add_argument("--device", default="auto", help="auto | cpu | cuda | cuda:1 | mps")
+    args = parser.parse_args()
+    for name, least in (("num_samples", 1), ("max_new_tokens", 1), ("seed", 0)):
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {least}")
+    if args.prompt and args.prompt_file:
+        raise UsageError("--prompt and --prompt-file cannot both be given")
+    prompt = read_prompt(args.prompt_file) if args.prompt_file else args.prompt
+    run = Path(args.checkpoint) if args.checkpoint else runs.newest_run()
+    files = runs.files_to_sample(run)
+
+    # only now, with everything in order: importing torch takes seconds
+    import torch
+
+    import checkpoint
+    import device as devices
+    from generate import Sampling, generate
+
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
+    device = devices.choose_device(args.device)
+    file, content = checkpoint.read_first(files)
+    model, tokenizer, config = checkpoint.rebuild(content, file, device)
+    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    print(f"{file}, step {content['row']['step']:,}; on {devices.describe(device)}, seed {seed}", file=sys.stderr)
+    for first in range(0, args.num_samples, ROWS_AT_ONCE):
+        prompts = [ids] * min(ROWS_AT_ONCE, args.num_samples - first)
+        for new in generate(
+            model, prompts, args.max_new_tokens, sampling, seed, tokenizer.bos_id, tokenizer.vocab_size, first_row=first
+        ):
+            print(prompt + tokenizer.decode(new))
+        sys.stdout.flush()
+
+
+def read_prompt(name: str) -> str:
+    """The text of a file, or of stdin for "-"; UsageError if it cannot be read as UTF-8."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"--prompt-file {name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--prompt-file {name} is not UTF-8 at byte {error.start}") from None
+
+
+if __name__ == "__main__":
+    errors.run(main)

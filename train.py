@@ -1,0 +1,250 @@
+"""Train a GPT. The run is written to runs/<name of the config>: config.yaml, metrics.jsonl, step-*.pt and best.pt."""
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import config as configuration
+import errors
+import runs
+from config import Config
+from errors import Interrupted, UsageError
+
+READ_EVERY = 0.5  # seconds between reading losses back from the device, which waits for it each time
+
+
+def main() -> None:
+    parser = errors.Parser(
+        description=__doc__,
+        epilog=configuration.describe_keys(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", help="a YAML file, such as configs/micro.yaml; to resume, also a run: runs/micro")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="on top of the file")
+    parser.add_argument("--resume", action="store_true", help="go on with the newest run of the config, or the given run")
+    args = parser.parse_intermixed_args()
+    path = Path(args.config)
+    if args.resume:
+        run = run_to_resume(path)
+        config = configuration.load(run / "config.yaml", args.overrides)
+        if path.is_file():
+            tell_differences(path, config, args.overrides)
+        train(config, run.name, run)
+    elif path.is_dir():
+        raise UsageError(f"{path} is a folder: add --resume to go on with a run, or give a YAML file to start one")
+    else:
+        train(configuration.load(path, args.overrides), path.stem)
+
+
+def run_to_resume(path: Path) -> Path:
+    """The run that --resume means: the folder itself, or the newest run of a config file."""
+    if path.suffix == ".pt":
+        raise UsageError(f"{path} is one checkpoint: to resume, give its run, {path.parent}")
+    if path.is_dir():
+        return path
+    configuration.load(path)
+    if not (found := runs.runs_of(path.stem)):
+        raise UsageError(f"there is no run of {path} in {runs.RUNS.resolve()}: start one without --resume")
+    return found[-1]
+
+
+def tell_differences(path: Path, config: Config, overrides: list[str]) -> None:
+    """Say where the file of a resumed run has changed since: the run keeps its own values."""
+    given, own = {override.partition("=")[0] for override in overrides}, config.flat()
+    for key, value in configuration.load(path).flat().items():
+        if key not in given and value != own[key]:
+            print(f"{path} has {key}={value}, but the run keeps its {own[key]}; an override changes it", file=sys.stderr)
+
+
+def train(config: Config, name: str, resume: Path | None = None) -> None:
+    """Train as configured, in a new run called `name`, or going on with the run `resume`."""
+    # only now, with a valid configuration: importing torch takes seconds
+    import numpy as np
+    import torch
+
+    import checkpoint
+    import device as devices
+    from dataset import Data
+    from evaluate import total_loss
+    from generate import Sampling, generate
+    from log import Log
+    from model import GPT, parameter_table
+    from optim import learning_rate, load_state_by_name, make_optimizer, state_by_name
+
+    settings, max_steps = config.train, config.train.max_steps
+    device = devices.choose_device(settings.device)
+    dtype, notice = devices.choose_dtype(device, settings.dtype)
+    scaler = devices.make_scaler(device, dtype)
+    data = Data(config.data, config.model, settings.seed)
+    tokenizer = data.tokenizer
+
+    # model and optimizer, fresh or as the run's newest whole checkpoint has them
+    torch.manual_seed(settings.seed)
+    with torch.device(device):
+        model = GPT(config.model, tokenizer.vocab_size)
+    optimizer = make_optimizer(model, config.optim)
+    best, row = float("inf"), {"step": 0, "tokens": 0, "seconds": 0.0}
+    if resume:
+        file, saved = checkpoint.read_first(runs.step_files(resume))
+        check_resumable(config, saved, file, data.meta["fingerprint"], str(dtype))
+        checkpoint.load_weights(model, saved["model"], file)
+        load_state_by_name(optimizer, saved["optimizer"])
+        if scaler.is_enabled() and saved["scaler"]:
+            scaler.load_state_dict(saved["scaler"])
+        best, row = saved["best"], saved["row"]
+        del saved
+
+    def losses_of(function: Any, inputs: np.ndarray, targets: np.ndarray) -> torch.Tensor:
+        """The losses (rows, T), computed by the model or its compiled form."""
+        with devices.autocast(device, dtype):
+            return function(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+
+    def trial(function: Any) -> None:
+        losses_of(function, *data.train.batch(0, settings.batch_size // settings.accumulation)).sum().backward()
+        optimizer.zero_grad()
+
+    done, tokens = row["step"], row["tokens"]
+    forward, compiling = devices.compile_model(model, settings.compile, device, trial)
+
+    # everything fits together: from here on something is written
+    run = resume or runs.new_run(name)
+    (run / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    print(f"run     {run}" + (f", after step {done:,} of {max_steps:,}" if resume else f", {max_steps:,} steps"))
+    print(data.describe())
+    for part, shape, count in [*(table := parameter_table(model)), ("total", (), sum(n for _, _, n in table))]:
+        print(f"model   {part:<22} {str(shape or ''):<14} {count:>13,}")
+    precision, scaling = str(dtype).removeprefix("torch."), "on" if scaler.is_enabled() else "off"
+    print(f"device  {devices.describe(device)}, {precision}, gradient scaler {scaling}, compile {compiling}{notice}")
+    size = settings.batch_size * config.model.block_size
+    slices = f", in {settings.accumulation} slices" if settings.accumulation > 1 else ""
+    print(f"update  {settings.batch_size} rows of {config.model.block_size} = {size:,} tokens{slices}", flush=True)
+
+    log = Log(run / "metrics.jsonl", row, max_steps, scaler.is_enabled())
+    stop = Stop()
+
+    def save(row: dict[str, Any]) -> Path:
+        """Save everything that the rest of the run depends on, as it is after update row["step"]."""
+        content = {
+            "config": config.to_yaml(),
+            "tokenizer": tokenizer.to_dict(),
+            "fingerprint": data.meta["fingerprint"],
+            "dtype": str(dtype),
+            "row": row,
+            "best": best,
+            "model": checkpoint.weights_of(model),
+            "optimizer": state_by_name(optimizer),
+            "scaler": scaler.state_dict(),
+        }
+        file = run / f"step-{row['step']:06d}.pt"
+        checkpoint.save(file, content)
+        for old in runs.step_files(run)[settings.keep :]:
+            old.unlink()
+        return file
+
+    def settle(row: dict[str, Any]) -> None:
+        """What follows a save: evaluation and samples where they are due, and the update's row in the log."""
+        nonlocal best
+        if row["step"] % settings.eval_every == 0 or row["step"] == max_steps:
+            total, _ = total_loss(model, data.val, devices.autocast(device, dtype))
+            row["val_loss"] = total / data.val_characters
+            log.say(f"{log.line(row)}  val loss {row['val_loss']:.4f} nats per character")
+            if row["val_loss"] < best:
+                best = row["val_loss"]
+                content = {"config": config.to_yaml(), "tokenizer": tokenizer.to_dict(), "row": row}
+                checkpoint.save(run / "best.pt", content | {"model": checkpoint.weights_of(model)})
+            if settings.samples:
+                prompts, length = [[tokenizer.bos_id]] * settings.samples, max(64, config.model.block_size)
+                for sample in generate(model, prompts, length, Sampling(), settings.seed, tokenizer.bos_id):
+                    log.say(f"    {tokenizer.decode(sample)}")
+        log.write()
+
+    if resume:
+        settle(row)  # the run may have been killed between the save and this
+    start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
+    while done < max_steps:
+        lr = learning_rate(done, config.optim, max_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        if config.model.dropout:
+            torch.manual_seed(settings.seed + 1_000_003 * (done + 1))  # fixed by the step: no random state to save
+        inputs, targets = data.train.batch(done, settings.batch_size)
+        n_targets = int((targets >= 0).sum())
+        train_loss = torch.zeros((), device=device)
+        slices = settings.accumulation
+        for x, y in zip(np.split(inputs, slices), np.split(targets, slices), strict=True):
+            loss = losses_of(forward, x, y).sum() / n_targets  # of the whole update, so that slicing changes nothing
+            scaler.scale(loss).backward()
+            train_loss += loss.detach()
+        scaler.unscale_(optimizer)  # the order matters: unscale, clip, step, update
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+        done, tokens = done + 1, tokens + n_targets
+        row = dict(step=done, train_loss=train_loss, val_loss=None, lr=lr, grad_norm=grad_norm)
+        row |= dict(tokens=tokens, tokens_per_s=None, seconds=time.perf_counter() - start)
+        log.add(row)
+        stopping = stop.status
+        if stopping or done == max_steps or done % settings.eval_every == 0 or done % settings.checkpoint_every == 0:
+            log.read()
+            row["seconds"] = paused = time.perf_counter() - start
+            log.write(all_but_last=True)
+            file = save(row)
+            settle(row)
+            start = time.perf_counter() - paused
+            if stopping:
+                log.bar.close()
+                again = f"python train.py {run} --resume"
+                raise Interrupted(f"stopped after step {done} and saved {file}; go on with: {again}", stopping)
+        elif row["seconds"] - log.last_read["seconds"] > READ_EVERY:
+            log.read()
+            log.write()
+    log.bar.close()
+    print(f"done    val loss {row['val_loss']:.4f} nats per character at step {done:,}, best {best:.4f}, in {run}")
+    print(f"sample  python sample.py --checkpoint {run}")
+
+
+def check_resumable(config: Config, saved: dict[str, Any], file: Path, fingerprint: str, dtype: str) -> None:
+    """Say what changes on resuming; UsageError for what would make it another model, other data or another optimizer."""
+    from optim import learning_rate
+
+    if "optimizer" not in saved:
+        raise UsageError(f"{file} has weights but no optimizer state: it can be sampled, not resumed")
+    if saved["fingerprint"] != fingerprint:
+        raise UsageError(f"data.name={config.data.name} is not what {file} was trained on: prepare that text again")
+    before, done = configuration.parse(saved["config"], str(file)), saved["row"]["step"]
+    old, new = before.flat(), config.flat()
+    for key in (key for key in new if new[key] != old[key]):
+        if key.startswith(("model.", "data.")) or key == "optim.name":
+            raise UsageError(f"{key}={new[key]} does not fit {file}, which has {old[key]}: start a new run for it")
+        print(f"resume  {key} was {old[key]}, now {new[key]}")
+    if config.train.max_steps < done:
+        raise UsageError(f"train.max_steps={config.train.max_steps} is behind {file}: give at least {done}")
+    rates = [learning_rate(done, c.optim, c.train.max_steps) if done < c.train.max_steps else 0.0 for c in (before, config)]
+    if rates[0] != rates[1]:
+        print(f"resume  the schedule changes: the next learning rate would have been {rates[0]:.3g}, now {rates[1]:.3g}")
+    if saved["dtype"] != dtype:
+        print(f"resume  the precision changes: {saved['dtype']} until now, {dtype} from here on")
+
+
+class Stop:
+    """Ctrl-C, or the SIGTERM of a job scheduler: remembered until the update is done. A second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.caught)
+
+    def caught(self, number: int, frame: FrameType | None) -> None:
+        if self.status and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.status = 128 + number  # 130 and 143, as shells have it
+
+
+if __name__ == "__main__":
+    errors.run(main)
