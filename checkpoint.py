@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, verified when read, enough on their own to sample from.
 
-A file is what torch.save writes, and then 40 bytes: MAGIC and the SHA-256 of all before it, because PyTorch's loader does
-not notice flipped bits. It holds plain containers, tensors, strings and numbers; nothing in it can run code.
+A file is what torch.save writes and then 40 bytes, MAGIC and the SHA-256 of all before it, because PyTorch's loader
+does not notice flipped bits. It holds plain containers, tensors, strings and numbers; nothing in it can run code.
 In a notebook: model, tokenizer, config = load("runs/micro")
 """
 
@@ -12,7 +12,7 @@ import pickle
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -52,7 +52,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
     try:
         with open(aside, "wb") as file:
             hashing = _HashingFile(file)
-            torch.save({"format": FORMAT, **content}, hashing)
+            torch.save({"format": FORMAT, **content}, cast(BinaryIO, hashing))
             file.write(MAGIC + hashing.sha256.digest())
             file.flush()
             os.fsync(file.fileno())

@@ -30,11 +30,15 @@ class ModelConfig:
     block: Literal["prenorm", "postnorm"] = key("prenorm", "where the norms stand: x + f(norm(x)), or norm(x + f(x))")
     norm: Literal["rmsnorm", "layernorm"] = key("rmsnorm", "normalisation over the d_model components of a token")
     mlp: Literal["relu", "gelu", "gelu_tanh", "swiglu", "relu2"] = key("relu", "the MLP and its non-linearity")
-    position: Literal["learned", "sinusoidal", "rope", "none"] = key("learned", "how the model knows the order of tokens")
+    position: Literal["learned", "sinusoidal", "rope", "none"] = key(
+        "learned", "how the model knows the order of tokens"
+    )
     d_model: int = key(16, "width of the residual stream", least=1)
     n_layers: int = key(1, "number of blocks", least=1)
     n_heads: int = key(4, "attention heads; must divide d_model", least=1)
-    d_ff: int | None = key(None, "width inside the MLP; null: 4 d_model (swiglu: 8/3 d_model, a multiple of 8)", least=1)
+    d_ff: int | None = key(
+        None, "width inside the MLP; null: 4 d_model (swiglu: 8/3 d_model, a multiple of 8)", least=1
+    )
     block_size: int = key(8, "context: the most tokens the model sees at once", least=1)
     tie_weights: bool = key(False, "one matrix for the token embedding and lm_head")
     final_norm: bool = key(False, "a norm between the last block and lm_head")
@@ -42,7 +46,9 @@ class ModelConfig:
     bias: bool = key(False, "biases in the linear layers and in layernorm")
     dropout: float = key(0.0, "share of activations zeroed in training", least=0.0, most=0.99)
     norm_eps: float = key(1e-5, "added inside the root of a norm", above=0.0)
-    init: Literal["gpt2", "zero_proj"] = key("gpt2", "normal(init_std), proj / sqrt(2 n_layers); or proj and lm_head at 0")
+    init: Literal["gpt2", "zero_proj"] = key(
+        "gpt2", "normal(init_std), proj / sqrt(2 n_layers); or proj and lm_head at 0"
+    )
     init_std: float = key(0.02, "standard deviation of the initial weights", above=0.0)
 
     def __post_init__(self) -> None:
@@ -311,8 +317,9 @@ def describe_keys() -> str:
     for section, cls in SECTIONS.items():
         lines.append(f"\n{section}")
         for f in fields(cls):
-            default = yaml.safe_dump(list(f.default) if isinstance(f.default, tuple) else f.default, default_flow_style=True)
+            default = yaml.safe_dump(
+                list(f.default) if isinstance(f.default, tuple) else f.default, default_flow_style=True
+            )
             lines.append(f"  {f.name:<17}{f.metadata['meaning']}")
             lines.append(f"  {'':<17}{type_name(TYPES[f'{section}.{f.name}'])} [{default.split(chr(10))[0]}]")
     return "\n".join(lines)
-

@@ -1,4 +1,4 @@
-"""Prepared sets to batches. `batch(step)` depends on the seed and the step alone, so a resumed run sees the same rows."""
+"""Prepared sets to batches. `batch(step)` depends on seed and step alone, so that a resumed run sees the same rows."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where a run computes and how: device, then dtype, then gradient scaler, then compile; each follows from the one before."""
+"""Where and how a run computes: device, then dtype, then gradient scaler, then compile, each by the one before."""
 
 import contextlib
 from collections.abc import Callable

@@ -88,7 +88,7 @@ def generate(
 ) -> list[list[int]]:
     """The new tokens after each prompt, until `stop_id` (not included) or max_new_tokens.
 
-    Prompts need at least one token each and may be longer than block_size: the window rule applies (config.window_start).
+    Prompts have at least one token each and may be longer than block_size: config.window_start has the window rule.
     Row i draws with numbers of its own, fixed by seed, first_row + i and the length so far: what it says does not
     depend on the other rows. Ids from vocab_size on (rows that only pad the matrices) are never drawn.
 

@@ -77,7 +77,9 @@ class Log:
         return sum(self.recent) / max(1, len(self.recent))
 
     def line(self, row: Row) -> str:
-        return f"step {row['step']:>6,}/{self.max_steps:,}  loss {self.loss:.4f}  lr {row['lr']:.2e}  {row['seconds']:.1f} s"
+        """The start of every line that is shown."""
+        step = f"step {row['step']:>6,}/{self.max_steps:,}"
+        return f"{step}  loss {self.loss:.4f}  lr {row['lr']:.2e}  {row['seconds']:.1f} s"
 
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""

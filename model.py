@@ -7,6 +7,7 @@ To add a part: write its class, put it in the dictionary of its kind, and add it
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -54,6 +55,8 @@ NORMS = {"rmsnorm": _rmsnorm, "layernorm": _layernorm}
 class Sinusoidal(nn.Module):
     """PE(t, 2i) = sin(t / 10000^(2i/C)), PE(t, 2i+1) = cos(same) (Vaswani et al. 2017, section 3.5). (T,) → (T, C)"""
 
+    table: Tensor
+
     def __init__(self, block_size: int, d_model: int):
         super().__init__()
         rate = 10000.0 ** (-torch.arange(0, d_model, 2).float() / d_model)  # (C/2,)
@@ -88,6 +91,9 @@ class Rotary(nn.Module):
 
     (Su et al. 2021, section 3.2.2, in the half-split arrangement of GPT-NeoX and LLaMA.) (B, H, T, D) → (B, H, T, D)
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, block_size: int, head_dim: int):
         super().__init__()
@@ -185,7 +191,12 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu2": relu2}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": relu2,
+}
 
 
 class MLP(nn.Module):
@@ -240,7 +251,7 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    """norm(x + attn(x)), then norm(x + mlp(x)): the arrangement of the first Transformer (Xiong et al. 2020, fig. 1a)."""
+    """norm(x + attn(x)), then norm(x + mlp(x)), as in the first Transformer (Xiong et al. 2020, fig. 1a)."""
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         x = self.norm1(x + self.attn(x, cache))

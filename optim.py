@@ -50,7 +50,7 @@ def learning_rate(step: int, config: OptimConfig, max_steps: int) -> float:
 
 
 def state_by_name(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """{parameter name: {"step": …, "exp_avg": …, …}}: positions in a list would not survive a change of the model's code."""
+    """{parameter name: {"step": …, "exp_avg": …, …}}; by name, since positions change with the model's code."""
     return {
         name: optimizer.state[p]
         for group in optimizer.param_groups

@@ -20,8 +20,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=500, help="longest sample, in tokens (default 500)")
     parser.add_argument("--temperature", type=float, default=1.0, help="below 1: safer; above: wilder; 0: most likely")
     parser.add_argument("--top-k", type=int, help="draw from the k most likely tokens only")
-    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the fewest tokens with this much probability")
-    parser.add_argument("--min-p", type=float, default=0.0, help="leave out tokens this much less likely than the first")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="draw from the fewest tokens with this much probability"
+    )
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, help="leave out tokens this much less likely than the first"
+    )
     parser.add_argument("--seed", type=int, help="the same seed gives the same samples (default: a new one each time)")
     parser.add_argument("--device", default="auto", help="auto | cpu | cuda | cuda:1 | mps")
     args = parser.parse_args()
@@ -35,8 +39,6 @@ def main() -> None:
     files = runs.files_to_sample(run)
 
     # only now, with everything in order: importing torch takes seconds
-    import torch
-
     import checkpoint
     import device as devices
     from generate import Sampling, generate
@@ -44,7 +46,7 @@ def main() -> None:
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
     device = devices.choose_device(args.device)
     file, content = checkpoint.read_first(files)
-    model, tokenizer, config = checkpoint.rebuild(content, file, device)
+    model, tokenizer, _ = checkpoint.rebuild(content, file, device)
     ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     print(f"{file}, step {content['row']['step']:,}; on {devices.describe(device)}, seed {seed}", file=sys.stderr)

@@ -25,7 +25,9 @@ def main() -> None:
     )
     parser.add_argument("config", help="a YAML file, such as configs/micro.yaml; to resume, also a run: runs/micro")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="on top of the file")
-    parser.add_argument("--resume", action="store_true", help="go on with the newest run of the config, or the given run")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the newest run of the config, or the given run"
+    )
     args = parser.parse_intermixed_args()
     path = Path(args.config)
     if args.resume:
@@ -57,7 +59,9 @@ def tell_differences(path: Path, config: Config, overrides: list[str]) -> None:
     given, own = {override.partition("=")[0] for override in overrides}, config.flat()
     for key, value in configuration.load(path).flat().items():
         if key not in given and value != own[key]:
-            print(f"{path} has {key}={value}, but the run keeps its {own[key]}; an override changes it", file=sys.stderr)
+            print(
+                f"{path} has {key}={value}, but the run keeps its {own[key]}; an override changes it", file=sys.stderr
+            )
 
 
 def train(config: Config, name: str, resume: Path | None = None) -> None:
@@ -87,7 +91,8 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     with torch.device(device):
         model = GPT(config.model, tokenizer.vocab_size)
     optimizer = make_optimizer(model, config.optim)
-    best, row = float("inf"), {"step": 0, "tokens": 0, "seconds": 0.0}
+    best = float("inf")
+    row: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     if resume:
         file, saved = checkpoint.read_first(runs.step_files(resume))
         check_resumable(config, saved, file, data.meta["fingerprint"], str(dtype))
@@ -99,24 +104,45 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
         del saved
 
     def losses_of(function: Any, inputs: np.ndarray, targets: np.ndarray) -> torch.Tensor:
-        """The losses (rows, T), computed by the model or its compiled form."""
+        """The losses (rows, T) of some rows, by the model or its compiled form."""
         with devices.autocast(device, dtype):
             return function(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+
+    def update(step: int, lr: float) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """One step of the optimizer: (loss per target, norm of the gradient, targets). All follows from the step."""
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        if config.model.dropout:
+            torch.manual_seed(settings.seed + 1_000_003 * (step + 1))  # so there is no random state to save
+        inputs, targets = data.train.batch(step, settings.batch_size)
+        n_targets, train_loss = int((targets >= 0).sum()), torch.zeros((), device=device)
+        slices = [np.split(rows, settings.accumulation) for rows in (inputs, targets)]
+        for x, y in zip(*slices, strict=True):
+            loss = losses_of(forward, x, y).sum() / n_targets  # of the whole update, so that slicing changes nothing
+            scaler.scale(loss).backward()
+            train_loss += loss.detach()
+        scaler.unscale_(optimizer)  # the order matters: unscale, clip, step, update
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return train_loss, grad_norm, n_targets
 
     def trial(function: Any) -> None:
         losses_of(function, *data.train.batch(0, settings.batch_size // settings.accumulation)).sum().backward()
         optimizer.zero_grad()
 
-    done, tokens = row["step"], row["tokens"]
     forward, compiling = devices.compile_model(model, settings.compile, device, trial)
 
     # everything fits together: from here on something is written
+    done, tokens = row["step"], row["tokens"]
     run = resume or runs.new_run(name)
     (run / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     print(f"run     {run}" + (f", after step {done:,} of {max_steps:,}" if resume else f", {max_steps:,} steps"))
     print(data.describe())
-    for part, shape, count in [*(table := parameter_table(model)), ("total", (), sum(n for _, _, n in table))]:
-        print(f"model   {part:<22} {str(shape or ''):<14} {count:>13,}")
+    for part, shape, count in (table := parameter_table(model)):
+        print(f"model   {part:<22} {shape!s:<14} {count:>13,}")
+    print(f"model   {'total':<37} {sum(count for _, _, count in table):>13,}")
     precision, scaling = str(dtype).removeprefix("torch."), "on" if scaler.is_enabled() else "off"
     print(f"device  {devices.describe(device)}, {precision}, gradient scaler {scaling}, compile {compiling}{notice}")
     size = settings.batch_size * config.model.block_size
@@ -167,27 +193,10 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
     while done < max_steps:
         lr = learning_rate(done, config.optim, max_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        if config.model.dropout:
-            torch.manual_seed(settings.seed + 1_000_003 * (done + 1))  # fixed by the step: no random state to save
-        inputs, targets = data.train.batch(done, settings.batch_size)
-        n_targets = int((targets >= 0).sum())
-        train_loss = torch.zeros((), device=device)
-        slices = settings.accumulation
-        for x, y in zip(np.split(inputs, slices), np.split(targets, slices), strict=True):
-            loss = losses_of(forward, x, y).sum() / n_targets  # of the whole update, so that slicing changes nothing
-            scaler.scale(loss).backward()
-            train_loss += loss.detach()
-        scaler.unscale_(optimizer)  # the order matters: unscale, clip, step, update
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
+        train_loss, grad_norm, n_targets = update(done, lr)
         done, tokens = done + 1, tokens + n_targets
-        row = dict(step=done, train_loss=train_loss, val_loss=None, lr=lr, grad_norm=grad_norm)
-        row |= dict(tokens=tokens, tokens_per_s=None, seconds=time.perf_counter() - start)
+        row = {"step": done, "train_loss": train_loss, "val_loss": None, "lr": lr, "grad_norm": grad_norm}
+        row |= {"tokens": tokens, "tokens_per_s": None, "seconds": time.perf_counter() - start}
         log.add(row)
         stopping = stop.status
         if stopping or done == max_steps or done % settings.eval_every == 0 or done % settings.checkpoint_every == 0:
@@ -210,7 +219,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
 
 
 def check_resumable(config: Config, saved: dict[str, Any], file: Path, fingerprint: str, dtype: str) -> None:
-    """Say what changes on resuming; UsageError for what would make it another model, other data or another optimizer."""
+    """Say what changes on resuming; UsageError for what would make it another model, other data, another optimizer."""
     from optim import learning_rate
 
     if "optimizer" not in saved:
@@ -225,9 +234,10 @@ def check_resumable(config: Config, saved: dict[str, Any], file: Path, fingerpri
         print(f"resume  {key} was {old[key]}, now {new[key]}")
     if config.train.max_steps < done:
         raise UsageError(f"train.max_steps={config.train.max_steps} is behind {file}: give at least {done}")
-    rates = [learning_rate(done, c.optim, c.train.max_steps) if done < c.train.max_steps else 0.0 for c in (before, config)]
-    if rates[0] != rates[1]:
-        print(f"resume  the schedule changes: the next learning rate would have been {rates[0]:.3g}, now {rates[1]:.3g}")
+    steps = before.train.max_steps
+    was = learning_rate(done, before.optim, steps) if done < steps else 0.0
+    if done < config.train.max_steps and was != (now := learning_rate(done, config.optim, config.train.max_steps)):
+        print(f"resume  the schedule changes: the next learning rate would have been {was:.3g}, it is {now:.3g}")
     if saved["dtype"] != dtype:
         print(f"resume  the precision changes: {saved['dtype']} until now, {dtype} from here on")
 

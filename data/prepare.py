@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script from anywhere
 
-import config  # noqa: E402
-import corpus  # noqa: E402
-import errors  # noqa: E402
+import config
+import corpus
+import errors
 
 
 def main() -> None:
