@@ -10,7 +10,8 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -102,16 +103,14 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_first(paths: Iterable[Path]) -> tuple[Path, dict[str, Any]]:
+def read_first(paths: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
     """The first of the files that is whole, and its content; each damaged one before it is named on stderr."""
-    reasons = []
-    for path in paths:
+    for path, following in pairwise(paths):
         try:
             return path, read(path)
         except UsageError as error:
-            reasons.append(str(error))
-            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
-    raise UsageError(reasons[-1] if reasons else "no checkpoint was found")
+            print(f"warning: {error}; going back to {following}", file=sys.stderr)
+    return paths[-1], read(paths[-1])
 
 
 def rebuild(content: dict[str, Any], path: Path, device: torch.device) -> tuple[GPT, Any, Config]:

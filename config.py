@@ -6,6 +6,7 @@ The declarations below are the single source of every key's type, choices, defau
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -120,9 +121,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges("train", self)
-        kind, _, index = self.device.partition(":")
-        if not (self.device in ("auto", "cpu", "cuda", "mps") or (kind == "cuda" and index.isdecimal())):
-            raise UsageError(f"train.device={self.device!r} is not auto, cpu, cuda, cuda:N or mps")
+        check_device("train.device=", self.device)
         if self.batch_size % self.accumulation:
             fitting = ", ".join(str(n) for n in range(1, min(self.batch_size, 1024) + 1) if self.batch_size % n == 0)
             raise UsageError(
@@ -295,6 +294,12 @@ def type_name(declared: Any) -> str:
     if get_origin(declared) is tuple:
         return f"[{', '.join(type_name(kind) for kind in get_args(declared))}]"
     return {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "null"}[declared]
+
+
+def check_device(where: str, name: str) -> None:
+    """Raise UsageError unless the text names a device; whether it exists is seen later (device.choose_device)."""
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d{1,3}|mps", name, re.ASCII):
+        raise UsageError(f"{where}{name!r} is not auto, cpu, cuda, cuda:N or mps")
 
 
 def check_ranges(section: str, values: Any) -> None:

@@ -63,12 +63,13 @@ class Log:
             self.say(f"{self.line(last)}  {rate:,.0f} tokens/s  {left:.0f} s left")
 
     def write(self, all_but_last: bool = False) -> None:
-        """Append the rows that were read, onto the disk: a checkpoint must not know of rows that a crash can lose."""
+        """Append the rows that were read; all but the last, before a checkpoint that holds the last itself."""
         rows = self.unwritten[:-1] if all_but_last else self.unwritten
         with open(self.path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
+            if all_but_last:  # the checkpoint must not know of rows that a crash can lose
+                file.flush()
+                os.fsync(file.fileno())
         del self.unwritten[: len(rows)]
 
     @property

@@ -10,6 +10,8 @@ RUNS = Path("runs")  # in the working directory
 
 def files_to_sample(path: Path) -> list[Path]:
     """The file itself, or of a run its best.pt and then its steps, newest first; UsageError if there is none."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist: give a checkpoint file or a run, such as runs/micro")
     if not path.is_dir():
         return [path]
     files = [best for best in [path / "best.pt"] if best.exists()] + step_files(path)

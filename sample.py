@@ -1,9 +1,11 @@
 """Sample from a trained GPT. The text goes to stdout, everything else to stderr: python sample.py | sort"""
 
+import os
 import secrets
 import sys
 from pathlib import Path
 
+import config
 import errors
 import runs
 from errors import UsageError
@@ -34,7 +36,11 @@ def main() -> None:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {least}")
     if args.prompt and args.prompt_file:
         raise UsageError("--prompt and --prompt-file cannot both be given")
-    prompt = read_prompt(args.prompt_file) if args.prompt_file else args.prompt
+    config.check_device("--device ", args.device)
+    # the command line is UTF-8 like every file, whatever the platform's locale says
+    prompt = os.fsencode(args.prompt).decode("utf-8", "surrogateescape")
+    if args.prompt_file:
+        prompt = read_prompt(args.prompt_file)
     run = Path(args.checkpoint) if args.checkpoint else runs.newest_run()
     files = runs.files_to_sample(run)
 

@@ -83,6 +83,11 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     device = devices.choose_device(settings.device)
     dtype, notice = devices.choose_dtype(device, settings.dtype)
     scaler = devices.make_scaler(device, dtype)
+    if resume:
+        if not (files := runs.step_files(resume)):
+            raise UsageError(f"{resume} has no checkpoint to resume from: start a new run without --resume")
+        file, saved = checkpoint.read_first(files)
+        check_resumable(config, saved, file, str(dtype))
     data = Data(config.data, config.model, settings.seed)
     tokenizer = data.tokenizer
 
@@ -94,8 +99,8 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     best = float("inf")
     row: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     if resume:
-        file, saved = checkpoint.read_first(runs.step_files(resume))
-        check_resumable(config, saved, file, data.meta["fingerprint"], str(dtype))
+        if saved["fingerprint"] != data.meta["fingerprint"]:
+            raise UsageError(f"data.name={config.data.name} is not the data of {file}: prepare that text again")
         checkpoint.load_weights(model, saved["model"], file)
         load_state_by_name(optimizer, saved["optimizer"])
         if scaler.is_enabled() and saved["scaler"]:
@@ -150,7 +155,6 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     print(f"update  {settings.batch_size} rows of {config.model.block_size} = {size:,} tokens{slices}", flush=True)
 
     log = Log(run / "metrics.jsonl", row, max_steps, scaler.is_enabled())
-    stop = Stop()
 
     def save(row: dict[str, Any]) -> Path:
         """Save everything that the rest of the run depends on, as it is after update row["step"]."""
@@ -188,44 +192,44 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
                     log.say(f"    {tokenizer.decode(sample)}")
         log.write()
 
-    if resume:
-        settle(row)  # the run may have been killed between the save and this
-    start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
-    while done < max_steps:
-        lr = learning_rate(done, config.optim, max_steps)
-        train_loss, grad_norm, n_targets = update(done, lr)
-        done, tokens = done + 1, tokens + n_targets
-        row = {"step": done, "train_loss": train_loss, "val_loss": None, "lr": lr, "grad_norm": grad_norm}
-        row |= {"tokens": tokens, "tokens_per_s": None, "seconds": time.perf_counter() - start}
-        log.add(row)
-        stopping = stop.status
-        if stopping or done == max_steps or done % settings.eval_every == 0 or done % settings.checkpoint_every == 0:
-            log.read()
-            row["seconds"] = paused = time.perf_counter() - start
-            log.write(all_but_last=True)
-            file = save(row)
-            settle(row)
-            start = time.perf_counter() - paused
-            if stopping:
-                log.bar.close()
-                again = f"python train.py {run} --resume"
-                raise Interrupted(f"stopped after step {done} and saved {file}; go on with: {again}", stopping)
-        elif row["seconds"] - log.last_read["seconds"] > READ_EVERY:
-            log.read()
-            log.write()
+    with Stop() as stop:
+        if resume:
+            settle(row)  # the run may have been killed between the save and this
+        start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
+        while done < max_steps:
+            lr = learning_rate(done, config.optim, max_steps)
+            train_loss, grad_norm, n_targets = update(done, lr)
+            done, tokens = done + 1, tokens + n_targets
+            row = {"step": done, "train_loss": train_loss, "val_loss": None, "lr": lr, "grad_norm": grad_norm}
+            row |= {"tokens": tokens, "tokens_per_s": None, "seconds": time.perf_counter() - start}
+            log.add(row)
+            stopping = stop.status
+            due = done == max_steps or done % settings.eval_every == 0 or done % settings.checkpoint_every == 0
+            if due or stopping:
+                log.read()
+                row["seconds"] = paused = time.perf_counter() - start
+                log.write(all_but_last=True)
+                file = save(row)
+                settle(row)
+                start = time.perf_counter() - paused
+                if stopping:
+                    log.bar.close()
+                    again = f"python train.py {run} --resume"
+                    raise Interrupted(f"stopped after step {done} and saved {file}; go on with: {again}", stopping)
+            elif row["seconds"] - log.last_read["seconds"] > READ_EVERY:
+                log.read()
+                log.write()
     log.bar.close()
     print(f"done    val loss {row['val_loss']:.4f} nats per character at step {done:,}, best {best:.4f}, in {run}")
     print(f"sample  python sample.py --checkpoint {run}")
 
 
-def check_resumable(config: Config, saved: dict[str, Any], file: Path, fingerprint: str, dtype: str) -> None:
+def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: str) -> None:
     """Say what changes on resuming; UsageError for what would make it another model, other data, another optimizer."""
     from optim import learning_rate
 
     if "optimizer" not in saved:
         raise UsageError(f"{file} has weights but no optimizer state: it can be sampled, not resumed")
-    if saved["fingerprint"] != fingerprint:
-        raise UsageError(f"data.name={config.data.name} is not what {file} was trained on: prepare that text again")
     before, done = configuration.parse(saved["config"], str(file)), saved["row"]["step"]
     old, new = before.flat(), config.flat()
     for key in (key for key in new if new[key] != old[key]):
@@ -247,8 +251,14 @@ class Stop:
 
     def __init__(self) -> None:
         self.status = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.caught)
+
+    def __enter__(self) -> "Stop":
+        self.before = {number: signal.signal(number, self.caught) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def caught(self, number: int, frame: FrameType | None) -> None:
         if self.status and number == signal.SIGINT:

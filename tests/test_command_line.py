@@ -1,0 +1,430 @@
+"""The scripts as a user runs them: what they print, write and return. Most run in this process, which saves seconds."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoint
+import corpus
+import device
+import errors
+import evaluate
+import sample
+import train
+from errors import UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+MICRO = str(ROOT / "configs" / "micro.yaml")
+SMALL = ["train.max_steps=20", "train.batch_size=16", "train.samples=2", "train.eval_every=10"]
+NOTHING_TO_COMPARE = ("tokens_per_s", "seconds")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+    """call(train, "configs/micro.yaml", ...) → (exit status, stdout, stderr)"""
+
+    def call(script, *args):
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            errors.run(script.main)
+        return (stopped.value.code, *capfd.readouterr())
+
+    return call
+
+
+def run(*command, **options):
+    """A script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, encoding="utf-8", timeout=120, **options
+    )
+
+
+def metrics(folder):
+    rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in NOTHING_TO_COMPARE} for row in rows]
+
+
+def weights(file):
+    return checkpoint.read(Path(file))["model"]
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+def test_training_tells_what_it_does_and_leaves_a_run_that_can_be_sampled(call):
+    status, out, err = call(train, MICRO, *SMALL)
+    assert (status, err) == (0, "")
+    for fact in (
+        "26,785 documents",
+        "4,096",
+        "16 rows of 8 = 128 tokens",
+        "cpu, float32, gradient scaler off, compile off",
+    ):
+        assert fact in out
+    assert len(re.findall(r"val loss \d\.\d{4} nats per character", out)) == 3  # two evaluations and the end
+    assert sorted(p.name for p in Path("runs/micro").iterdir()) == [
+        "best.pt",
+        "config.yaml",
+        "metrics.jsonl",
+        "step-000010.pt",
+        "step-000020.pt",
+    ]
+    rows = metrics("runs/micro")
+    assert [row["step"] for row in rows] == list(range(1, 21))
+    assert [row["step"] for row in rows if row["val_loss"] is not None] == [10, 20]
+    assert abs(rows[0]["train_loss"] - 3.296) < 0.02
+
+    command = re.search(r"sample  python (sample\.py .*)", out).group(1).split()
+    status, out, err = call(sample, *command[1:], "--num-samples", 5, "--temperature", 0.8)
+    assert status == 0 and len(out.splitlines()) == 5
+    assert "runs/micro/best.pt, step 20" in err
+
+
+def test_a_new_run_never_overwrites_an_older_one(call):
+    for _ in range(2):
+        assert call(train, MICRO, *SMALL)[0] == 0
+    assert metrics("runs/micro") == metrics("runs/micro-2")
+    assert equal(weights("runs/micro/step-000020.pt"), weights("runs/micro-2/step-000020.pt"))
+
+
+@pytest.mark.parametrize("options", [[], ["model.dropout=0.2", "train.accumulation=4"], ["data.mode=stream"]])
+def test_a_resumed_run_equals_the_one_that_was_never_stopped(call, options):
+    assert call(train, MICRO, *SMALL, *options)[0] == 0
+    # stopped at step 13: not where anything was due
+    short = [option for option in SMALL if "max_steps" not in option]
+    assert call(train, MICRO, *short, *options, "train.max_steps=13", "optim.schedule=constant")[0] == 0
+    status, out, _ = call(train, "runs/micro-2", "--resume", "train.max_steps=20", "optim.schedule=linear")
+    assert status == 0 and "train.max_steps was 13, now 20" in out
+    assert [row["step"] for row in metrics("runs/micro-2")] == list(range(1, 21))
+
+    whole = ["train.max_steps=20", *short]
+    assert call(train, MICRO, *whole, *options, "train.checkpoint_every=7", "train.keep=9")[0] == 0
+    for later in Path("runs/micro-3").glob("step-00001[5-9].pt"):
+        later.unlink()
+    for later in ("step-000014.pt", "step-000020.pt"):
+        (Path("runs/micro-3") / later).unlink()
+    assert call(train, "runs/micro-3", "--resume")[0] == 0  # from step 10, which was evaluated
+    assert metrics("runs/micro-3") == metrics("runs/micro")
+    assert equal(weights("runs/micro-3/step-000020.pt"), weights("runs/micro/step-000020.pt"))
+    assert equal(weights("runs/micro-3/best.pt"), weights("runs/micro/best.pt"))
+
+
+def test_resume_takes_the_newest_run_of_the_config_and_keeps_its_own_values(call):
+    for lr in (0.01, 0.03):
+        assert call(train, MICRO, *SMALL, f"optim.lr={lr}")[0] == 0
+    status, out, err = call(train, MICRO, "--resume", "train.max_steps=25")
+    assert status == 0 and "run     runs/micro-2, after step 20 of 25" in out
+    assert "optim.lr" in err and "keeps its 0.03" in err
+    assert "the schedule changes" in out
+    assert len(metrics("runs/micro-2")) == 25 and len(metrics("runs/micro")) == 20
+
+
+def test_a_finished_run_that_is_resumed_says_its_result_again(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    before = metrics("runs/micro")
+    status, out, _ = call(train, "runs/micro", "--resume")
+    assert status == 0 and "done    val loss" in out
+    assert metrics("runs/micro") == before
+
+
+@pytest.mark.parametrize("override", ["model.d_model=32", "model.mlp=gelu", "data.split_seed=1", "data.mode=stream"])
+def test_resuming_refuses_another_model_and_other_data(call, override):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    status, _, err = call(train, "runs/micro", "--resume", "train.max_steps=30", override)
+    assert status == 2 and len(err.splitlines()) == 1 and override in err
+    assert len(metrics("runs/micro")) == 20
+
+
+def test_resuming_refuses_a_checkpoint_without_optimizer_state(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    os.replace("runs/micro/best.pt", "runs/micro/step-000020.pt")
+    status, _, err = call(train, "runs/micro", "--resume")
+    assert status == 2 and "no optimizer state" in err
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    before, newest = metrics("runs/micro"), Path("runs/micro/step-000020.pt")
+    newest.write_bytes(newest.read_bytes()[:-100])
+    status, out, err = call(train, "runs/micro", "--resume")
+    assert status == 0 and str(newest) in err and "after step 10" in out
+    assert metrics("runs/micro") == before
+
+
+@pytest.mark.parametrize("steps, every", [(5, 2000), (20, 3)])
+def test_the_last_step_is_always_saved_and_only_the_newest_are_kept(call, steps, every):
+    options = [f"train.max_steps={steps}", f"train.checkpoint_every={every}", "train.batch_size=4", "train.keep=3"]
+    assert call(train, MICRO, *options)[0] == 0
+    expected = [5] if steps == 5 else [15, 18, 20]
+    assert sorted(p.name for p in Path("runs/micro").glob("step-*.pt")) == [f"step-{n:06d}.pt" for n in expected]
+
+
+def test_the_weights_are_on_the_disk_before_they_are_evaluated(call, monkeypatch):
+    def fails(*_):
+        raise errors.RunError("the evaluation fails")
+
+    monkeypatch.setattr(evaluate, "total_loss", fails)
+    status, _, err = call(train, MICRO, *SMALL)
+    assert status == 1 and "the evaluation fails" in err
+    assert checkpoint.read(Path("runs/micro/step-000010.pt"))["row"]["step"] == 10
+
+
+def test_slices_of_an_update_make_no_difference(call):
+    # rows of 2 to 9 letters: a mean of means would weigh the letters of short names more
+    for slices in (1, 2, 8):
+        assert call(train, MICRO, *SMALL, f"train.accumulation={slices}", "train.max_steps=8")[0] == 0
+    whole = metrics("runs/micro")
+    for other in ("runs/micro-2", "runs/micro-3"):
+        for a, b in zip(whole, metrics(other), strict=True):
+            assert (a["step"], a["lr"], a["tokens"]) == (b["step"], b["lr"], b["tokens"])
+            assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-6)
+            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
+
+
+def test_evaluation_changes_nothing_in_the_training(call):
+    for every in (1, 20):
+        assert call(train, MICRO, *SMALL, f"train.eval_every={every}", "model.dropout=0.1")[0] == 0
+    assert equal(weights("runs/micro/step-000020.pt"), weights("runs/micro-2/step-000020.pt"))
+
+
+def test_a_trained_micro_beats_the_bigram_counts_clearly(call):
+    assert call(train, MICRO, "train.max_steps=400", "train.samples=0")[0] == 0
+    assert metrics("runs/micro")[-1]["val_loss"] < 2.30  # bigram counts: 2.45 (benchmarks/count_models.py)
+
+
+def test_a_diverging_run_stops_with_its_step_and_saves_nothing_bad(call):
+    status, _, err = call(train, MICRO, *SMALL, "optim.lr=1e30", "optim.warmup_steps=0", "optim.schedule=constant")
+    assert status == 1 and "diverged at step" in err and "learning rate 1e+30" in err
+    assert len(err.splitlines()) == 1
+    assert not list(Path("runs/micro").glob("*.pt"))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "train.py", MICRO, "train.max_steps=100000", "train.batch_size=8"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    written = Path("runs/micro/metrics.jsonl")
+    while process.poll() is None and not (written.exists() and written.stat().st_size):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    step, again = re.search(r"stopped after step (\d+) and saved .*; go on with: python (.*)$", err).groups()
+    assert [row["step"] for row in metrics("runs/micro")] == list(range(1, int(step) + 1))
+    script, run_folder, flag = again.split()
+    more = run(ROOT / script, run_folder, flag, f"train.max_steps={int(step) + 3}", "train.samples=0")
+    assert more.returncode == 0, more.stderr
+    assert [row["step"] for row in metrics("runs/micro")] == list(range(1, int(step) + 4))
+
+
+# ------------------------------------------------------------------------------------------------------- usage errors
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ([], ["config"]),
+        (["configs/nothing.yaml"], ["configs/nothing.yaml", "No such file"]),
+        (["."], ["folder", "--resume"]),
+        ([MICRO, "--resume"], ["no run of", "without --resume"]),
+        (["runs/nothing", "--resume"], ["runs/nothing"]),
+        (["best.pt", "--resume"], ["best.pt", "give its run"]),
+        ([MICRO, "max_steps=10"], ["max_steps", "train.max_steps"]),
+        ([MICRO, "train.max_steps"], ["train.max_steps", "section.key=value"]),
+        ([MICRO, "train.max_steps=0"], ["train.max_steps=0", "at least 1"]),
+        ([MICRO, "model.n_heads=3"], ["n_heads=3", "d_model=16", "1, 2, 4, 8, 16"]),
+        ([MICRO, "data.name=nothing"], ["data.name", "nothing", "names"]),
+        ([MICRO, "train.device=gpu"], ["train.device", "gpu", "cuda"]),
+        ([MICRO, "train.dtype=float16", "train.device=cpu"], ["float16", "cpu", "float32 or bfloat16"]),
+        ([MICRO, "data.mode=stream", "model.block_size=500000"], ["block_size=500000", "192013", "192012"]),
+        ([MICRO, "--unknown"], ["--unknown", "--help"]),
+    ],
+)
+def test_a_training_that_cannot_start_says_why_in_one_line(call, args, words):
+    status, out, err = call(train, *args)
+    assert status == 2 and out == ""
+    assert len(err.splitlines()) == 1 and all(word in err for word in words), err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["--prompt", "Zoë?"], ["'?'", "'Z'", "'ë'", "abcdefghijklmnopqrstuvwxyz"]),
+        (["--temperature", "-1"], ["temperature -1.0"]),
+        (["--temperature", "nan"], ["temperature nan"]),
+        (["--temperature", "hot"], ["--temperature", "hot"]),
+        (["--top-k", "0"], ["top-k 0"]),
+        (["--top-p", "0"], ["top-p 0.0"]),
+        (["--min-p", "1.5"], ["min-p 1.5"]),
+        (["--num-samples", "0"], ["--num-samples 0"]),
+        (["--max-new-tokens", "-3"], ["--max-new-tokens -3"]),
+        (["--seed", "-1"], ["--seed -1"]),
+        (["--device", "tpu"], ["tpu"]),
+        (["--checkpoint", "nothing"], ["nothing"]),
+        (["--checkpoint", "empty"], ["empty", "no checkpoint"]),
+        (["--checkpoint", "zero.pt"], ["zero.pt", "not a checkpoint of this project"]),
+        (["--prompt-file", "nothing.txt"], ["nothing.txt", "No such file"]),
+        (["--prompt-file", "latin1.txt"], ["latin1.txt", "not UTF-8"]),
+        (["--prompt", "a", "--prompt-file", "-"], ["--prompt", "--prompt-file"]),
+    ],
+)
+def test_a_sample_that_cannot_be_drawn_says_why_in_one_line(call, args, words):
+    call(train, MICRO, *SMALL, "train.max_steps=1")
+    Path("empty").mkdir()
+    Path("zero.pt").touch()
+    Path("latin1.txt").write_bytes("é".encode("latin1"))
+    status, out, err = call(sample, *args)
+    assert status == 2 and out == ""
+    assert len(err.splitlines()) == 1 and all(word in err for word in words), err
+
+
+def test_sampling_without_any_run_says_how_to_train_one(call):
+    status, _, err = call(sample)
+    assert status == 2 and "python train.py configs/micro.yaml" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "data/prepare.py"])
+def test_help_comes_before_torch(script):
+    result = run("-X", "importtime", ROOT / script, "--help")
+    assert result.returncode == 0 and "usage:" in result.stdout
+    assert " torch" not in result.stderr
+    if script == "train.py":
+        assert "model" in result.stdout and "norm_eps" in result.stdout and "1.0e-05" in result.stdout
+
+
+def test_usage_errors_come_before_torch():
+    for command in ([ROOT / "train.py", MICRO, "model.d_model=17"], [ROOT / "sample.py", "--checkpoint", "nothing"]):
+        result = run("-X", "importtime", *command)
+        assert result.returncode == 2 and "import time:" in result.stderr and " torch" not in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ sampling
+
+
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others(call):
+    call(train, MICRO, *SMALL)
+    first, again, other = (call(sample, "--seed", seed)[1] for seed in (1, 1, 2))
+    assert first == again != other
+    assert call(sample, "--seed", 1, "--num-samples", 3)[1] == "".join(first.splitlines(keepends=True)[:3])
+
+
+def test_many_samples_are_drawn_in_parts_that_make_no_difference(call, monkeypatch):
+    call(train, MICRO, *SMALL)
+    whole = call(sample, "--seed", 5, "--num-samples", 20)[1]
+    monkeypatch.setattr(sample, "ROWS_AT_ONCE", 7)
+    assert call(sample, "--seed", 5, "--num-samples", 20)[1] == whole
+
+
+def test_the_prompt_stays_in_the_output(call):
+    call(train, MICRO, *SMALL)
+    long = "abcdefghijklm" * 3  # longer than the context
+    for prompt in ("em", long):
+        assert all(line.startswith(prompt) for line in call(sample, "--prompt", prompt)[1].splitlines())
+    Path("prompt.txt").write_text("em", encoding="utf-8")
+    from_file = call(sample, "--prompt-file", "prompt.txt", "--seed", 3)
+    assert from_file[:2] == call(sample, "--prompt", "em", "--seed", 3)[:2]
+
+
+def test_temperature_zero_is_repeatable_without_a_seed(call):
+    call(train, MICRO, *SMALL)
+    assert call(sample, "--temperature", 0)[1] == call(sample, "--temperature", 0)[1]
+
+
+def test_a_checkpoint_is_sampled_with_its_own_tokenizer(call, monkeypatch, tmp_path):
+    call(train, MICRO, *SMALL)
+    names = corpus.EMBEDDED["names"].read_text(encoding="utf-8")
+    other = tmp_path / "other.txt"
+    other.write_text(names.upper(), encoding="utf-8")  # as many characters, but others
+    before = call(sample, "--seed", 1)[1]
+    monkeypatch.setitem(corpus.EMBEDDED, "names", other)
+    corpus.prepare("names", 0.1, 0)
+    assert call(sample, "--seed", 1)[1] == before
+    status, _, err = call(train, "runs/micro", "--resume", "train.max_steps=30")
+    assert status == 2 and "not the data of" in err
+
+
+def test_damaged_weights_are_an_error_and_not_a_text(call):
+    call(train, MICRO, *SMALL)
+    content = checkpoint.read(Path("runs/micro/best.pt"))
+    bad = {**content["model"], "lm_head.weight": content["model"]["lm_head.weight"] * float("nan")}
+    checkpoint.save(Path("bad.pt"), content | {"model": bad})
+    status, out, err = call(sample, "--checkpoint", "bad.pt")
+    assert (status, out) == (1, "") and "logits are not finite" in err
+
+
+def test_a_reader_that_has_enough_is_no_error(call):
+    call(train, MICRO, *SMALL)
+    script = f'"{sys.executable}" "{ROOT / "sample.py"}" --num-samples 3000 | head -n 1'
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert len(result.stdout.splitlines()) == 1
+    assert "Traceback" not in result.stderr and "Broken" not in result.stderr
+
+
+def test_samples_are_utf8_whatever_the_platform_says(call):
+    call(train, MICRO, *SMALL)
+    bare = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    result = run(ROOT / "sample.py", "--prompt", "é", env=bare)
+    assert result.returncode == 2 and "'é' cannot be encoded" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------- device and compile
+
+
+def test_no_gpu_is_needed_and_an_explicit_one_that_is_missing_is_an_error():
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    result = run(ROOT / "train.py", MICRO, *SMALL, "train.device=cuda", env=hidden)
+    assert result.returncode == 2 and "cuda does not exist" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert not Path("runs").exists()
+
+
+def test_compiling_without_a_compiler_is_an_error_where_it_was_asked_for(tmp_path):
+    missing = {**os.environ, "PATH": "/nonexistent", "CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    result = run(ROOT / "train.py", MICRO, *SMALL, "train.compile=true", env=missing)
+    assert result.returncode == 2 and "train.compile=true, but compiling fails here" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not Path("runs").exists()
+
+
+def test_compiling_that_fails_is_given_up_where_it_was_not_asked_for():
+    def trial(function):
+        raise RuntimeError("no C++ compiler\nand more")
+
+    model = torch.nn.Linear(1, 1)
+    forward, word = device.compile_model(model, "auto", torch.device("cuda"), trial)
+    assert forward is model and word == "off, because compiling fails here (no C++ compiler)"
+    with pytest.raises(UsageError, match="compiling fails here"):
+        device.compile_model(model, True, torch.device("cpu"), trial)
+    for wanted, kind in ((False, "cuda"), ("auto", "cpu"), ("auto", "mps")):
+        assert device.compile_model(model, wanted, torch.device(kind), trial) == (model, "off")
+
+
+@pytest.mark.slow
+def test_the_compiled_model_learns_what_the_eager_one_learns(call):
+    for choice in ("false", "true"):
+        assert call(train, MICRO, *SMALL, f"train.compile={choice}")[0] == 0
+    for a, b in zip(metrics("runs/micro"), metrics("runs/micro-2"), strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-4)
+    compiled = checkpoint.read(Path("runs/micro-2/best.pt"))["model"]
+    assert compiled.keys() == weights("runs/micro/best.pt").keys()  # no wrapper's prefix
