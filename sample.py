@@ -53,6 +53,7 @@ def main() -> None:
     device = devices.choose_device(args.device)
     file, content = checkpoint.read_first(files)
     model, tokenizer, _ = checkpoint.rebuild(content, file, device)
+    devices.limit_threads(model)
     ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     print(f"{file}, step {content['row']['step']:,}; on {devices.describe(device)}, seed {seed}", file=sys.stderr)

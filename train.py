@@ -95,6 +95,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     torch.manual_seed(settings.seed)
     with torch.device(device):
         model = GPT(config.model, tokenizer.vocab_size)
+    devices.limit_threads(model)
     optimizer = make_optimizer(model, config.optim)
     best = float("inf")
     row: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}

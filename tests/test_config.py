@@ -165,7 +165,7 @@ def test_nan_and_infinity_are_refused(name, number):
     assert f"{name}={number!r}" in refusal("", f"{name}={number}")
 
 
-@pytest.mark.parametrize("device", ["gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "CUDA", "", "mps\n"])
+@pytest.mark.parametrize("device", ["gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:٣", "CUDA", "", "mps\n"])
 def test_a_device_that_is_none_is_refused(device):
     assert f"train.device={device!r}" in refusal("", f"train.device={device}")
 

@@ -45,6 +45,10 @@ def refusal(function, *args) -> str:
     return str(error.value)
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def stored(split: str, dtype: str) -> list[int]:
     return np.fromfile(corpus.PREPARED / "names" / f"{split}.bin", dtype=dtype).tolist()
 
@@ -59,36 +63,33 @@ WORDS = [f"{a}{b}{c}" for a in "klm" for b in "aeiou" for c in "nrst"]
 # Text to documents
 
 
-@pytest.mark.parametrize(
-    ("raw", "documents", "blank"),
-    [
-        (b"anna\n\n   \nbob\n\n", ["anna", "bob"], 3),
-        (b"anna\nbob", ["anna", "bob"], 0),
-        (b"anna\r\nbob\r\n\r\n", ["anna", "bob"], 1),
-        (b"\xef\xbb\xbfanna\nbob\n", ["anna", "bob"], 0),
-        ("an\u2028na\nb\u0085ob\nc\x0bd\x0ce\n".encode(), ["an\u2028na", "b\u0085ob", "c\x0bd\x0ce"], 0),
-        ("zoë \n 王\n".encode(), ["zoë ", " 王"], 0),
-    ],
-)
-def test_a_document_is_a_line_and_blank_ones_are_counted(tmp_path, raw, documents, blank):
-    (tmp_path / "a.txt").write_bytes(raw)
+READINGS = [
+    ("anna\n\n   \nbob\n\n", ["anna", "bob"], 3),
+    ("anna\nbob", ["anna", "bob"], 0),
+    ("anna\r\nbob\r\n\r\n", ["anna", "bob"], 1),
+    ("\ufeffanna\nbob\n", ["anna", "bob"], 0),
+    ("an\u2028na\nb\u0085ob\nc\x0bd\x0ce\rf\n", ["an\u2028na", "b\u0085ob", "c\x0bd\x0ce\rf"], 0),
+    ("zoë \n 王\n", ["zoë ", " 王"], 0),
+]
+
+
+@pytest.mark.parametrize(("text", "documents", "blank"), READINGS)
+def test_a_document_is_a_line_and_blank_ones_are_counted(tmp_path, text, documents, blank):
+    (tmp_path / "a.txt").write_bytes(text.encode())
     assert corpus.read_documents(tmp_path / "a.txt") == (documents, blank)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\n\n\n", b" \t\r\n\xef\xbb\xbf"])
+@pytest.mark.parametrize("raw", [b"", b"\n\n\n", b"\xef\xbb\xbf \t\r\n"])
 def test_a_file_of_blank_lines_is_refused(tmp_path, raw):
     (tmp_path / "a.txt").write_bytes(raw)
     message = refusal(corpus.read_documents, tmp_path / "a.txt")
     assert str(tmp_path / "a.txt") in message and "no documents" in message
 
 
-def test_a_file_that_is_not_utf8_is_refused_with_the_byte_and_what_to_do(tmp_path):
+def test_a_file_that_is_missing_or_not_utf8_is_refused_with_path_byte_and_what_to_do(tmp_path):
     (tmp_path / "a.txt").write_bytes("anna\nzoë\n".encode("latin-1"))
     message = refusal(corpus.read_documents, tmp_path / "a.txt")
     assert str(tmp_path / "a.txt") in message and "0xeb at offset 7" in message and "iconv" in message
-
-
-def test_a_missing_file_is_refused_with_its_path(tmp_path):
     assert str(tmp_path / "none.txt") in refusal(corpus.read_documents, tmp_path / "none.txt")
 
 
@@ -144,11 +145,8 @@ def test_a_token_file_is_documents_with_a_separator_before_between_and_after(pre
         for document in documents:
             ids += [alphabet.index(character) for character in document] + [len(alphabet)]
         assert stored(split, "uint8") == ids
-        assert meta["splits"][split] == {
-            "documents": len(documents),
-            "characters": 3 * len(documents),
-            "tokens": 1 + 4 * len(documents),
-        }
+        n = len(documents)
+        assert meta["splits"][split] == {"documents": n, "characters": 3 * n, "tokens": 4 * n + 1}
     assert meta == json.loads((corpus.PREPARED / "names" / "meta.json").read_text(encoding="utf-8"))
 
 
@@ -161,11 +159,12 @@ def test_every_line_ten_times_is_the_same_set_and_the_count_is_reported(prepared
     assert f"dropped: {9 * len(WORDS)} duplicates, 1 blank lines" in corpus.describe("names", tenfold)
 
 
-@pytest.mark.parametrize(
-    ("characters", "dtype"), [(255, "uint8"), (256, "uint16"), (65_535, "uint16"), (65_536, "uint32")]
-)
+TYPES = [(255, "uint8"), (256, "uint16"), (65_535, "uint16"), (65_536, "uint32")]
+
+
+@pytest.mark.parametrize(("characters", "dtype"), TYPES)
 def test_the_stored_type_follows_the_vocabulary(prepared, characters, dtype):
-    # with the separator there is one token more than characters, and ids start at 0; no surrogates, no line breaks
+    # with the separator there is one token more than characters; chr() from 0x10000: no surrogates, no line breaks
     alphabet = [chr(0x10000 + i) for i in range(characters)]
     write(prepared, ["".join(alphabet), *alphabet[:20]])
     assert corpus.prepare("names", 0.3, 0)["dtype"] == dtype
@@ -174,20 +173,17 @@ def test_the_stored_type_follows_the_vocabulary(prepared, characters, dtype):
     assert open_names().tokenizer.vocab_size == characters + 1
 
 
-def test_preparation_does_not_depend_on_the_locale(prepared):
+def test_preparation_does_not_depend_on_the_locale(prepared, tmp_path):
     write(prepared, ["zoë", "王芳", "łucja", *WORDS])
     corpus.prepare("names", 0.3, 5)
-    expected = {file.name: file.read_bytes() for file in (corpus.PREPARED / "names").iterdir()}
-    code = (
-        f"import sys, runpy, pathlib, corpus; here = pathlib.Path({str(prepared.parent)!r})\n"
-        "corpus.PREPARED, corpus.EMBEDDED = here / 'zoë', {'names': here / 'names.txt'}\n"
-        "sys.argv = 'prepare.py names --val-fraction 0.3 --seed 5'.split()\n"
-        "runpy.run_path('data/prepare.py', run_name='__main__')\n"
-    )
-    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
-    (prepared.parent / "script.py").write_text(code, encoding="utf-8")
-    subprocess.run([sys.executable, prepared.parent / "script.py"], cwd=ROOT, env=env, check=True, capture_output=True)
-    assert {file.name: file.read_bytes() for file in (prepared.parent / "zoë" / "names").iterdir()} == expected
+    script = "import sys, runpy, pathlib, corpus\nhere = pathlib.Path(__file__).parent\n"
+    script += "corpus.PREPARED, corpus.EMBEDDED = here / 'other', {'names': here / 'names.txt'}\n"
+    script += "sys.argv[1:] = 'names --val-fraction 0.3 --seed 5'.split()\n"
+    script += "runpy.run_path('data/prepare.py', run_name='__main__')\n"
+    (tmp_path / "script.py").write_text(script)
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, tmp_path / "script.py"], cwd=ROOT, env=env, check=True, capture_output=True)
+    assert files(tmp_path / "other") == files(tmp_path / "prepared")
 
 
 def test_the_names_are_29693_documents_of_26_letters(tmp_path, monkeypatch):
@@ -208,31 +204,28 @@ def test_a_set_is_prepared_when_missing_or_with_other_settings_and_only_then(pre
 
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_preparation_that_fails_leaves_what_was_there_and_no_temporary_folder(prepared, monkeypatch, existing):
-    def fail(*args):
+    def fail(*args, **kwargs):
         raise OSError("No space left on device")
 
+    write(prepared, WORDS)
     if existing:
-        write(prepared, WORDS)
         corpus.prepare("names", 0.3, 0)
-    before = {file: file.read_bytes() for file in corpus.PREPARED.rglob("*") if file.is_file()}
+    before = files(corpus.PREPARED)
     write(prepared, WORDS[:30])
     monkeypatch.setattr(Path, "write_text", fail)  # meta.json is written last, after both token files
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="No space"):
         corpus.prepare("names", 0.3, 0)
-    assert {file: file.read_bytes() for file in corpus.PREPARED.rglob("*") if file.is_file()} == before
+    assert files(corpus.PREPARED) == before
     assert [folder.name for folder in corpus.PREPARED.iterdir()] == ["names"] * existing
 
 
 def test_preparing_again_replaces_the_set_and_leaves_nothing_else(prepared):
-    write(prepared, WORDS)
-    corpus.prepare("names", 0.3, 0)
-    write(prepared, WORDS[:30])
-    corpus.prepare("names", 0.3, 0)
-    assert sorted(str(path.relative_to(corpus.PREPARED)) for path in corpus.PREPARED.rglob("*")) == [
-        "names",
-        *(os.path.join("names", file) for file in ("meta.json", "train.bin", "val.bin")),
-    ]
-    assert len(stored("train", "uint8")) + len(stored("val", "uint8")) == 2 + 4 * 30
+    for words in (WORDS, WORDS[:30]):
+        write(prepared, words)
+        corpus.prepare("names", 0.3, 0)
+        assert [folder.name for folder in corpus.PREPARED.iterdir()] == ["names"]
+        assert {Path(name).name for name in files(corpus.PREPARED)} == {"meta.json", "train.bin", "val.bin"}
+        assert len(stored("train", "uint8")) + len(stored("val", "uint8")) == 2 + 4 * len(words)
 
 
 # Token files to rows
@@ -425,69 +418,65 @@ def machine(monkeypatch):
     return have
 
 
-@pytest.mark.parametrize(
-    ("cuda", "mps", "name", "chosen"),
-    [
-        (0, False, "auto", "cpu"),
-        (0, True, "auto", "mps"),
-        (2, False, "auto", "cuda"),
-        (2, True, "auto", "cuda"),
-        (2, False, "cpu", "cpu"),
-        (2, False, "cuda:1", "cuda:1"),
-        (0, True, "mps", "mps"),
-        (0, False, "cuda", None),
-        (0, False, "cuda:1", None),
-        (1, False, "cuda:1", None),
-        (0, False, "mps", None),
-    ],
-)
-def test_a_device_is_chosen_or_refused_by_what_there_is(machine, cuda, mps, name, chosen):
+DEVICES = {
+    (0, False): {"auto": "cpu", "cpu": "cpu", "cuda": None, "cuda:1": None, "mps": None},
+    (1, False): {"auto": "cuda", "cpu": "cpu", "cuda": "cuda", "cuda:1": None, "mps": None},
+    (2, True): {"auto": "cuda", "cpu": "cpu", "cuda": "cuda", "cuda:1": "cuda:1", "mps": "mps"},
+    (0, True): {"auto": "mps", "cpu": "cpu", "cuda": None, "cuda:1": None, "mps": "mps"},
+}
+
+
+@pytest.mark.parametrize(("cuda", "mps"), DEVICES)
+def test_a_device_is_chosen_or_refused_by_what_there_is(machine, cuda, mps):
     machine(cuda=cuda, mps=mps)
-    if chosen:
-        assert device.choose_device(name) == torch.device(chosen)
-    else:
-        message = refusal(device.choose_device, name)
-        assert f"device {name} does not exist" in message and "use auto or cpu" in message
+    for name, chosen in DEVICES[cuda, mps].items():
+        if chosen:
+            assert device.choose_device(name) == torch.device(chosen)
+        else:
+            message = refusal(device.choose_device, name)
+            assert f"device {name} does not exist" in message and "use auto or cpu" in message
 
 
-@pytest.mark.parametrize(
-    ("kind", "bfloat16", "name", "chosen"),
-    [(kind, has, "float32", torch.float32) for kind in ("cpu", "cuda", "mps") for has in (True, False)]
-    + [(kind, has, "auto", torch.float32) for kind in ("cpu", "mps") for has in (True, False)]
-    + [(kind, has, "float16", None) for kind in ("cpu", "mps") for has in (True, False)]
-    + [("cuda", has, "float16", torch.float16) for has in (True, False)]
-    + [("cpu", has, "bfloat16", torch.bfloat16) for has in (True, False)]
-    + [("mps", has, "bfloat16", None) for has in (True, False)]
-    + [("cuda", True, "bfloat16", torch.bfloat16), ("cuda", False, "bfloat16", None)]
-    + [("cuda", True, "auto", torch.bfloat16), ("cuda", False, "auto", torch.float16)],
-)
-def test_a_dtype_is_chosen_or_refused_by_the_device(machine, kind, bfloat16, name, chosen):
+f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+DTYPES = {
+    ("cpu", True): {"auto": f32, "float32": f32, "bfloat16": bf16, "float16": None},
+    ("mps", True): {"auto": f32, "float32": f32, "bfloat16": None, "float16": None},
+    ("cuda", True): {"auto": bf16, "float32": f32, "bfloat16": bf16, "float16": f16},
+    ("cuda", False): {"auto": f16, "float32": f32, "bfloat16": None, "float16": f16},
+}
+# what a CUDA device can do says nothing about the others
+DTYPES |= {("cpu", False): DTYPES["cpu", True], ("mps", False): DTYPES["mps", True]}
+
+
+@pytest.mark.parametrize(("kind", "bfloat16"), DTYPES)
+def test_a_dtype_is_chosen_or_refused_by_the_device(machine, kind, bfloat16):
     machine(cuda=1, bfloat16=bfloat16)
-    if chosen is None:
-        message = refusal(device.choose_dtype, torch.device(kind), name)
-        assert f"dtype {name} " in message and "float32" in message
-    else:
-        dtype, notice = device.choose_dtype(torch.device(kind), name)
-        assert dtype == chosen
-        assert bool(notice) == (name == "auto" and chosen == torch.float16)
+    for name, chosen in DTYPES[kind, bfloat16].items():
+        if chosen:
+            dtype, notice = device.choose_dtype(torch.device(kind), name)
+            assert dtype == chosen
+            assert bool(notice) == (name == "auto" and chosen == f16)
+        else:
+            message = refusal(device.choose_dtype, torch.device(kind), name)
+            assert f"dtype {name} " in message and "float32" in message
 
 
 def test_gradients_are_scaled_for_float16_on_cuda_alone(monkeypatch):
     # the scaler itself switches off where there is no GPU, so what it is asked for is looked at
     monkeypatch.setattr(torch.amp, "GradScaler", lambda kind, enabled: (kind, enabled))
     for kind in ("cpu", "cuda", "mps"):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for dtype in (f32, bf16, f16):
             scaler = device.make_scaler(torch.device(kind), dtype)
-            assert scaler == (kind, kind == "cuda" and dtype == torch.float16)
+            assert scaler == (kind, kind == "cuda" and dtype == f16)
 
 
 def test_matrix_products_are_in_the_dtype_and_float32_means_nothing_is_touched():
     x, cpu = torch.ones(2, 2), torch.device("cpu")
-    with device.autocast(cpu, torch.bfloat16):
-        assert (x @ x).dtype == torch.bfloat16
+    with device.autocast(cpu, bf16):
+        assert (x @ x).dtype == bf16
     for kind in ("cpu", "cuda", "mps"):
-        assert isinstance(device.autocast(torch.device(kind), torch.float32), contextlib.nullcontext)
-    assert not device.make_scaler(cpu, torch.bfloat16).is_enabled()
+        assert isinstance(device.autocast(torch.device(kind), f32), contextlib.nullcontext)
+    assert not device.make_scaler(cpu, bf16).is_enabled()
 
 
 def test_a_model_that_cannot_be_compiled_runs_without_unless_it_must(monkeypatch):
@@ -527,9 +516,7 @@ def test_unknown_characters_are_named_with_the_known_ones():
     assert "'\\n', '1', 'é'" in message and "'abc'" in message
 
 
-@pytest.mark.parametrize(
-    "data", [{}, {"type": "bpe", "characters": "ab"}, {"type": "char"}, {"type": "char", "characters": 3}]
-)
+@pytest.mark.parametrize("data", [{}, {"type": "bpe", "characters": "ab"}, {"type": "char", "characters": 3}])
 def test_an_unknown_tokenizer_is_refused(data):
     with pytest.raises(ValueError, match="unknown tokenizer"):
         tokenizer.from_dict(data)

