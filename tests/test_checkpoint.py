@@ -97,15 +97,12 @@ def test_any_flipped_bit_is_noticed(tmp_path):
         flipped.write_bytes(data)
         with pytest.raises(UsageError, match=r"flipped\.pt"):
             load(flipped)
-    flipped.write_bytes(whole)
-    load(flipped)
 
 
 def test_a_file_that_is_cut_short_or_too_long_is_refused(tmp_path):
     saved(tmp_path / "a.pt")
     whole, path = (tmp_path / "a.pt").read_bytes(), tmp_path / "b.pt"
-    size = len(whole)
-    lengths = {0, 1, 39, 40, 41, size - 41, size - 40, size - 39, size - 1, *range(0, size, size // 20)}
+    lengths = {0, 1, 39, 40, 41, -41, -40, -39, -1, *range(0, len(whole), len(whole) // 20)}
     for data in [*(whole[:length] for length in lengths), whole + b"\0", whole + b"\n" * 100, whole + whole[-40:]]:
         path.write_bytes(data)
         with pytest.raises(UsageError, match=r"b\.pt"):
@@ -229,8 +226,7 @@ def test_a_compiled_or_wrapped_model_is_saved_under_its_plain_names(tmp_path):
         for wrapper in (torch.compile(model), torch.nn.ModuleDict({"module": model})):
             next(wrapper.parameters()).add_(1)  # what trains the wrapper trains the model
     save(tmp_path / "a.pt", content | {"model": weights_of(model)})
-    names = [name for name, _ in model.named_parameters()]
-    assert list(read(tmp_path / "a.pt")["model"]) == names and names[0] == "wte.weight"
+    assert read(tmp_path / "a.pt")["model"].keys() == dict(model.named_parameters()).keys() >= {"wte.weight"}
     assert torch.equal(logits_of(load(tmp_path / "a.pt")[0]), logits_of(model))
 
 
@@ -294,20 +290,22 @@ def test_a_new_run_never_takes_the_folder_of_another(tmp_path, monkeypatch):
 
 def test_the_runs_of_a_configuration_are_in_the_order_they_were_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = ["micro-10", "micro-9", "micro", "micro-2", "micro-x", "micromega", "micro-2-3", "a-micro", "mi.ro"]
-    touch(*(f"{name}/config.yaml" for name in names), "micro-11")  # the last is a file and no run
+    for other in ("micro-x", "micromega", "micro-2-3", "micro-2.old", "a-micro", "mi.ro"):
+        touch(f"{other}/config.yaml")
+    touch("micro-11")  # a file is no run
+    assert runs.runs_of("micro") == []
+    for name in ("micro-10", "micro-9", "micro", "micro-2"):
+        touch(f"{name}/config.yaml")
     assert [run.name for run in runs.runs_of("micro")] == ["micro", "micro-2", "micro-9", "micro-10"]
     assert [run.name for run in runs.runs_of("mi.ro")] == ["mi.ro"]
-    assert runs.runs_of("absent") == []
 
 
 def test_the_newest_run_is_the_one_with_the_newest_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"there is no run in .*runs: .*python train\.py configs/micro\.yaml"):
-        runs.newest_run()
-    touch("empty/config.yaml")  # without a checkpoint there is nothing to sample from
-    with pytest.raises(UsageError, match="there is no run"):
-        runs.newest_run()
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"there is no run in .*runs: .*python train\.py configs/micro\.yaml"):
+            runs.newest_run()
+        touch("empty/config.yaml")  # without a checkpoint there is nothing to sample from
     touch("b/best.pt", "a/step-000500.pt", "z/best.pt", "a/step-001000.pt", "z/config.yaml")
     assert runs.newest_run() == Path("runs/a")
 

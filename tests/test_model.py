@@ -303,6 +303,7 @@ def test_micro_has_4096_parameters_whatever_its_heads_and_tying_saves_432(n_head
     table = {part: size for part, _, size in parts.parameter_table(model)}
     assert table == {k: n * (n_layers if "*" in k else 1) for k, n in SIZES.items() if not (tied and k == "lm_head")}
     assert sum(table.values()) == count(model) == total
+    assert ("blocks.*.attn.qkv", (48, 16), 768 * n_layers) in parts.parameter_table(model)
 
 
 def test_mlp_is_two_thirds_of_a_blocks_matrices_and_half_of_micro():
