@@ -27,7 +27,7 @@ from runs import files_to_sample
 MAGIC = b"microgpt"
 FORMAT = 1
 TRAILER = len(MAGIC) + hashlib.sha256().digest_size
-NEEDED = {"config": str, "tokenizer": dict, "model": dict, "row": dict}
+NEEDED = {"config": str, "tokenizer": dict, "model": dict, "row": dict, "fingerprint": str}
 
 
 class _HashingFile:

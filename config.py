@@ -62,7 +62,9 @@ class ModelConfig:
             )
         check_ranges("model", self)
         if self.position == "rope" and self.head_dim % 2:
-            fitting = ", ".join(str(n) for n in range(1, self.d_model // 2 + 1) if self.d_model % (2 * n) == 0)
+            fitting = ", ".join(
+                str(n) for n in range(1, min(self.d_model // 2, 1024) + 1) if self.d_model % (2 * n) == 0
+            )
             raise UsageError(
                 f"model.position=rope turns pairs of components, but d_model {self.d_model} / n_heads {self.n_heads} "
                 f"= {self.head_dim} is odd: n_heads can be {fitting or 'none of them; choose an even d_model'}"
@@ -84,7 +86,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_ranges("data", self)
-        if not self.name or any(c in self.name for c in "\n\r\0"):
+        if not self.name.strip() or not self.name.isprintable():
             raise UsageError(f"data.name={self.name!r} names no data: give a prepared set such as names")
 
 
@@ -143,8 +145,7 @@ class Config:
 
     def to_yaml(self) -> str:
         """YAML that `parse` reads back to an equal Config; `d_ff` is resolved."""
-        plain = asdict(self) | {"optim": asdict(self.optim) | {"betas": list(self.optim.betas)}}
-        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
 
 
 SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig, "train": TrainConfig}
@@ -193,14 +194,17 @@ def _yaml_items(text: str, source: str) -> Iterator[tuple[str, str, Any]]:
     """("file:line: ", "section.key", text or list of texts) of every key. Nothing is interpreted or constructed."""
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "nested too deeply"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "too deep or too large"
         raise UsageError(f"{source} is not valid YAML{place}: {problem}") from None
     seen: set[str] = set()
     for section, keys in _pairs(root, source, "a mapping of the sections " + ", ".join(SECTIONS)):
         place = f"{source}:{section.start_mark.line + 1}: "
+        if section.value in seen:
+            raise UsageError(f"{place}the section {section.value} is given twice: put its keys together")
+        seen.add(section.value)
         if section.value not in SECTIONS:
             raise UsageError(f"{place}unknown section {section.value!r}{nearest(section.value, SECTIONS)}")
         for name, node in _pairs(keys, source, f"a mapping of the keys of {section.value}"):
@@ -298,7 +302,7 @@ def type_name(declared: Any) -> str:
 
 def check_device(where: str, name: str) -> None:
     """Raise UsageError unless the text names a device; whether it exists is seen later (device.choose_device)."""
-    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d{1,3}|mps", name, re.ASCII):
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:(0|[1-9]\d?)|mps", name, re.ASCII):
         raise UsageError(f"{where}{name!r} is not auto, cpu, cuda, cuda:N or mps")
 
 

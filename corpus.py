@@ -1,171 +1,440 @@
-"""Text files to prepared sets: documents, deduplicated, split into training and validation, written as token files.
+"""Text files to prepared sets: read, cut into documents, deduplicated, split into training and validation, encoded.
 
 data/prepared/<name>/ holds train.bin, val.bin (token ids) and meta.json (tokenizer, stored type, counts, settings,
-fingerprint). The documents of a split stand one after the other with the separator BOS before, between and after:
+fingerprint). Documents stand one after the other with the separator BOS before, between and after,
 
     BOS e m m a BOS o l i v i a BOS
+
+and a plain text stands as it is, its last tenth being the validation split.
 """
 
+import bisect
+import codecs
+import gzip
 import hashlib
+import itertools
 import json
 import os
-import shutil
+import re
 import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from errors import UsageError
-from tokenizer import CharTokenizer
+import tokenizer as tokenizers
+from errors import RunError, UsageError
+from log import progress
+from tokenizer import Tokenizer
 
 DATA = Path(__file__).resolve().parent / "data"
 PREPARED = DATA / "prepared"
-EMBEDDED = {"names": DATA / "names.txt"}  # sets that need no text from the user
+EMBEDDED = {"names": DATA / "names.txt"}  # sets whose text the project has: one name a line
 FORMAT = 1
+CHUNK = 1 << 21  # bytes read at once; bounds memory
+BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")  # what stands between blocks
+LEADING_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 
-def read_documents(path: Path) -> tuple[list[str], int]:
-    """The documents of a file with one a line, and how many blank lines were skipped.
+@dataclass
+class Source:
+    """Files and how they are cut into documents: lines, blocks, files, or None for one plain text.
 
-    Lines end at "\\n" or "\\r\\n" alone: U+2028, U+0085 and their like are characters of a document.
-    Raises UsageError if the file cannot be read, is not UTF-8 or has no document.
+    `json_field`: each line is a JSON object, and the document is its field of this name. Reading counts what it skips.
     """
+
+    files: list[Path]
+    documents: str | None = None
+    json_field: str | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+    def chunks(self, advance: Callable[[int], object]) -> Iterator[list[str]]:
+        """The documents, or the pieces of a plain text, in lists of about CHUNK bytes; `advance` is told the bytes."""
+        self.counts = {"blank": 0}
+        if self.documents is None:
+            return ([text] for path in self.files for text in read_text(path, advance))
+        return (self._not_blank(found) for path in self.files for found in self._documents_of(path, advance))
+
+    def _documents_of(self, path: Path, advance: Callable[[int], object]) -> Iterator[list[str]]:
+        if self.documents == "files":
+            yield ["".join(read_text(path, advance))]
+            return
+        left, line = "", 1
+        for text in itertools.chain(read_text(path, advance), [None]):
+            # all but the last document: the rest of that may be in the next chunk; at the end it is one as well
+            left += text or ""
+            *found, left = left.split("\n") if self.documents == "lines" else BLANK_LINES.split(left)
+            if text is None and left:
+                found.append(left)
+            if self.documents == "blocks":  # a border can fall into the lines between two blocks
+                found = [LEADING_LINES.sub("", document).removesuffix("\n") for document in found]
+            if self.json_field:
+                line += len(found)
+                found = [self._json(text, path, line - len(found) + i) for i, text in enumerate(found) if text.strip()]
+            yield found
+
+    def _json(self, text: str, path: Path, line: int) -> str:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path}, line {line}, is no JSON: {error}") from None
+        if not isinstance(value, dict) or not isinstance(value.get(self.json_field), str):
+            fields = ", ".join(value) if isinstance(value, dict) else "none: it is no object"
+            raise UsageError(f"{path}, line {line}, has no text in the field {self.json_field!r}; its fields: {fields}")
+        return value[self.json_field]
+
+    def _not_blank(self, documents: list[str]) -> list[str]:
+        kept = [document for document in documents if document and not document.isspace()]
+        self.counts["blank"] += len(documents) - len(kept)
+        return kept
+
+
+def find_files(paths: Iterable[Path]) -> list[Path]:
+    """The files, and those inside the folders, sorted; of these, hidden ones and those that are no text are left out.
+
+    Raises UsageError for a path that does not exist, and if there is no file.
+    """
+    files = []
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist")
+        if not path.is_dir():
+            files.append(path)
+            continue
+        for inside in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in inside.relative_to(path).parts)
+            if inside.is_file() and not hidden and b"\0" not in _first_bytes(inside):
+                files.append(inside)
+    if not files:
+        raise UsageError(f"{', '.join(map(str, paths))} has no text files")
+    return files
+
+
+def _first_bytes(path: Path) -> bytes:
+    with open_text(path) as file:
+        return file.read(8192)
+
+
+def open_text(path: Path) -> BinaryIO:
+    """The bytes of a file, unpacked if it is gzip."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if packed else open(path, "rb")  # type: ignore[return-value]
+
+
+def read_text(path: Path, advance: Callable[[int], object]) -> Iterator[str]:
+    """The text of a UTF-8 file in pieces, without byte-order mark, lines ending in "\\n" (and in nothing else).
+
+    Raises UsageError for a file that cannot be read, is not UTF-8 (with the offset), or is no text.
+    """
+    decoder, offset, held = codecs.getincrementaldecoder("utf-8")(), 0, ""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        with open_text(path) as file:
+            while raw := file.read(CHUNK):
+                if b"\0" in raw:
+                    raise UsageError(f"{path} is no text: it has a NUL byte at offset {offset + raw.index(0)}")
+                pending = len(decoder.getstate()[0])
+                text = held + decoder.decode(raw)
+                if offset == 0:
+                    text = text.removeprefix("\ufeff")
+                offset += len(raw)
+                advance(len(raw))
+                held = "\r" if text.endswith("\r") else ""  # the "\n" may come next
+                yield text.removesuffix(held).replace("\r\n", "\n")
+            pending = len(decoder.getstate()[0])
+            yield held + decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
+        at = offset - pending + error.start
         raise UsageError(
-            f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}; "
+            f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {at}; "
             f"convert it first, such as with iconv -f latin1 -t utf-8"
         ) from None
-    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    documents = [line for line in lines if line.strip()]
-    if not documents:
-        raise UsageError(f"{path} has no documents: all of its {len(lines)} lines are blank")
-    return documents, len(lines) - len(documents)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path} is a damaged gzip file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def split(documents: list[str], val_fraction: float, seed: int) -> tuple[list[str], list[str]]:
-    """(training, validation): without duplicates, in an order that is random but fixed by the seed.
+class _Split:
+    """train.bin or val.bin while it is written."""
 
-    Each document's seeded hash decides everything: equal documents have equal hashes, so no document can be in both
-    splits; it is below val_fraction for the held-out ones, so adding documents moves none of the old; and
-    sorting by it shuffles, since lists are often sorted and neighbours would tell of each other in `stream` mode.
+    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, stored: np.dtype):
+        self.file = open(folder / f"{name}.bin", "wb")  # noqa: SIM115
+        self.tokenizer, self.stored = tokenizer, stored
+        self.sha256 = hashlib.sha256()
+        self.counts = {"documents": 0, "characters": 0, "bytes": 0, "tokens": 0}
+
+    def write(self, ids: np.ndarray, text: str, documents: int = 0) -> None:
+        data = ids.astype(self.stored).tobytes()
+        self.sha256.update(data)
+        self.file.write(data)
+        for key, n in (("documents", documents), ("characters", len(text)), ("bytes", len(text.encode()))):
+            self.counts[key] += n
+        self.counts["tokens"] += len(ids)
+
+    def add_text(self, text: str) -> None:
+        self.write(self.tokenizer.encode_array(text), text)
+
+    def add_documents(self, documents: list[str]) -> None:
+        if not self.counts["tokens"]:
+            self.write(np.array([self.tokenizer.bos_id]), "")
+        self.write(self.tokenizer.encode_documents(documents), "".join(documents), len(documents))
+
+
+def prepare(
+    name: str,
+    source: Source,
+    tokens: str,
+    val_fraction: float,
+    split_seed: int,
+    val_source: Source | None = None,
+    extra: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write data/prepared/<name>/ and return its meta, with `extra` in it.
+
+    tokens: char, char+unk, byte, bpe:N or gpt2[:FILE] (see tokenizer.py). With val_source that is the validation split.
+    The folder is made aside and renamed: nothing half-written ever stands under the final name.
+    Raises UsageError for texts or settings that do not work, RunError where the folder cannot be written.
     """
-    salt = seed.to_bytes(8, "little")
-    hashed = {hashlib.blake2b(doc.encode(), digest_size=16, salt=salt).digest(): doc for doc in documents}
-    bound = int(val_fraction * 2**128).to_bytes(16, "big")
-    train = [hashed[h] for h in sorted(hashed) if h >= bound]
-    val = [hashed[h] for h in sorted(hashed) if h < bound]
-    for name, part in (("training", train), ("validation", val)):
-        if not part:
-            raise UsageError(
-                f"the {name} split is empty: {len(hashed)} distinct documents with val_fraction={val_fraction}; "
-                f"give more documents or another val_fraction"
-            )
-    return train, val
-
-
-def prepare(name: str, val_fraction: float, split_seed: int) -> dict[str, Any]:
-    """Write data/prepared/<name>/ from the text of an embedded set and return its meta.
-
-    The folder is made aside and renamed, so that nothing half-written ever stands under the final name.
-    Raises UsageError for a name that is no embedded set.
-    """
-    if name not in EMBEDDED:
-        raise UsageError(f"{name!r} is no data set of this project: there is {', '.join(EMBEDDED)}")
-    documents, blank = read_documents(EMBEDDED[name])
-    train, val = split(documents, val_fraction, split_seed)
-    tokenizer = CharTokenizer("".join(documents))
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UsageError(f"{name!r} cannot be the name of a set: use letters, digits, '-', '_' and '.'")
+    everything = [source] + ([val_source] if val_source else [])
+    n_characters, alphabet = _survey(everything) if source.documents is None or tokens.startswith("char") else (0, "")
+    tokenizer = _make_tokenizer(tokens, alphabet, source)
     stored = np.min_scalar_type(tokenizer.vocab_size - 1)
     meta: dict[str, Any] = {
         "format": FORMAT,
+        "documents": source.documents,
         "tokenizer": tokenizer.to_dict(),
         "dtype": stored.name,
-        "val_fraction": val_fraction,
+        "val_fraction": None if val_source else val_fraction,
         "split_seed": split_seed,
-        "blank": blank,
-        "duplicates": len(documents) - len(train) - len(val),
-        "splits": {},
+        "duplicates": 0,
+        **(extra or {}),
     }
-    PREPARED.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=PREPARED, ignore_cleanup_errors=True) as aside:
-        fingerprint = hashlib.sha256(json.dumps(meta["tokenizer"]).encode())
-        for split_name, part in (("train", train), ("val", val)):
-            ids = [tokenizer.bos_id]
-            for document in part:
-                ids += tokenizer.encode(document)
-                ids.append(tokenizer.bos_id)
-            tokens = np.array(ids, dtype=stored)
-            tokens.tofile(Path(aside) / f"{split_name}.bin")
-            fingerprint.update(tokens.tobytes())
-            meta["splits"][split_name] = {
-                "documents": len(part),
-                "characters": sum(map(len, part)),
-                "tokens": len(tokens),
-            }
-        meta["fingerprint"] = fingerprint.hexdigest()
-        (Path(aside) / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-        _replace_folder(Path(aside), PREPARED / name)
+    try:
+        PREPARED.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=PREPARED, ignore_cleanup_errors=True) as aside:
+            train, val = (_Split(Path(aside), split, tokenizer, stored) for split in ("train", "val"))
+            with train.file, val.file, progress(sum(s.size for s in everything), "B", "writing") as bar:
+                if source.documents is None:
+                    cut = n_characters if val_source else int(n_characters * (1 - val_fraction))
+                    _write_text(source, cut, train, val, bar.update)
+                    if val_source:
+                        _write_text(val_source, 0, train, val, bar.update)
+                else:
+                    bound = b"" if val_source else int(val_fraction * 2**128).to_bytes(16, "big")
+                    meta["duplicates"] = _write_documents(source, val_source, bound, split_seed, train, val, bar.update)
+            for split, what in ((train, "training"), (val, "validation")):
+                if split.counts["tokens"] < 2:
+                    raise UsageError(f"the {what} split is empty: {_amount(source, train, val)}; give more text")
+            if tokenizer.vocab_size <= 2:
+                raise UsageError(f"the text has only the character {alphabet!r}: there is nothing to learn")
+            meta["blank"] = sum(s.counts["blank"] for s in everything)
+            meta["splits"] = {"train": train.counts, "val": val.counts}
+            digests = train.sha256.digest() + val.sha256.digest()
+            about = json.dumps([meta["tokenizer"], meta["documents"]]).encode()
+            meta["fingerprint"] = hashlib.sha256(digests + about).hexdigest()
+            (Path(aside) / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+            _replace_folder(Path(aside), PREPARED / name)
+    except OSError as error:
+        raise RunError(f"{PREPARED / name} could not be written: {error.strerror or error}") from None
     return meta
 
 
+def _amount(source: Source, train: _Split, val: _Split) -> str:
+    if source.documents is None:
+        return f"{train.counts['characters'] + val.counts['characters']} characters in all"
+    return f"{train.counts['documents'] + val.counts['documents']} distinct documents in all"
+
+
+def _survey(sources: list[Source]) -> tuple[int, str]:
+    """(number of characters, the distinct ones) of all documents, in a first reading."""
+    seen, count = np.zeros(0x110000, dtype=np.int64), 0
+    with progress(sum(source.size for source in sources), "B", "reading") as bar:
+        for source in sources:
+            for texts in source.chunks(bar.update):
+                codes = np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4")
+                seen[codes] = 1
+                count += len(codes)
+    if not count:
+        raise UsageError(f"{', '.join(map(str, sources[0].files))} has no text: everything is blank")
+    return count, "".join(map(chr, np.flatnonzero(seen).tolist()))
+
+
+def _make_tokenizer(tokens: str, alphabet: str, source: Source) -> Tokenizer:
+    kind, _, argument = tokens.partition(":")
+    if tokens in ("char", "char+unk"):
+        return tokenizers.char(alphabet, unknown=tokens == "char+unk")
+    if tokens == "byte":
+        return tokenizers.byte()
+    if kind == "bpe" and argument.isdecimal() and 257 <= int(argument) <= 1_000_000:
+        with progress(source.size, "B", "learning the tokens") as bar:
+            return tokenizers.train_bpe((text for texts in source.chunks(bar.update) for text in texts), int(argument))
+    if kind == "gpt2":
+        return tokenizers.gpt2(tokenizers.gpt2_ranks(argument or None))
+    raise UsageError(f"tokenizer {tokens!r} is not char, char+unk, byte, bpe:N (257 to 1,000,000) or gpt2")
+
+
+def _write_text(source: Source, cut: int, train: _Split, val: _Split, advance: Callable[[int], object]) -> None:
+    """Up to character `cut` into the training split, from there on into the validation split."""
+    pieces = (text for texts in source.chunks(advance) for text in texts)
+    for text in pieces if train.tokenizer.data["type"] in ("char", "byte") else at_word_borders(pieces):
+        if cut > 0:
+            train.add_text(text[:cut])
+        if cut < len(text):
+            val.add_text(text[max(0, cut) :])
+        cut -= len(text)
+
+
+def at_word_borders(pieces: Iterable[str]) -> Iterator[str]:
+    """The same text, cut only before a space or line end between two words, where no BPE token can stand across."""
+    left = ""
+    for piece in pieces:
+        left += piece
+        borders = [m.start() for m in re.finditer(r"(?<=\S)[ \n](?=\S)", left[-10_000:])]
+        if borders:
+            at = max(0, len(left) - 10_000) + borders[-1]
+            yield left[:at]
+            left = left[at:]
+    yield left
+
+
+def _write_documents(
+    source: Source,
+    val_source: Source | None,
+    bound: bytes,
+    seed: int,
+    train: _Split,
+    val: _Split,
+    advance: Callable[[int], object],
+) -> int:
+    """Write the documents, each once, into the split that their hash tells; returns how many duplicates were dropped.
+
+    A document's seeded hash decides everything: equal documents have equal hashes, so none can be in both splits; those
+    with a hash below `bound` are held out, so adding documents moves none of the old; and each chunk is written in
+    the order of the hashes, since lists are often sorted and neighbours would tell of each other in `stream` mode.
+    """
+    empty, duplicates = hashlib.blake2b(digest_size=16, salt=seed.to_bytes(8, "little")), 0
+
+    def hash_of(document: str) -> bytes:
+        h = empty.copy()
+        h.update(document.encode())
+        return h.digest()
+
+    seen, seen_val = set[bytes](), set[bytes]()
+    for given, low, mine, others in ((source, bound, seen, seen_val), (val_source, b"\xff" * 17, seen_val, seen)):
+        for documents in given.chunks(advance) if given else ():
+            hashed = dict(zip(map(hash_of, documents), documents, strict=True))
+            if shared := hashed.keys() & others:
+                example = hashed[min(shared)]
+                raise UsageError(
+                    f"the validation text shares {len(shared)} documents with the training text, such as "
+                    f"{example[:60]!r}: take them out of one of the two"
+                )
+            new = sorted(hashed.keys() - mine)
+            mine.update(new)
+            duplicates += len(documents) - len(new)
+            border = bisect.bisect_left(new, low)
+            val.add_documents([hashed[h] for h in new[:border]])
+            train.add_documents([hashed[h] for h in new[border:]])
+    return duplicates
+
+
 def _replace_folder(new: Path, final: Path) -> None:
+    """Give the folder its name; what had the name is deleted then. A training that has it mapped keeps its pages."""
     os.chmod(new, 0o755)  # tempfile makes folders that only their owner can read
-    if final.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
-        final.rename(old / "old")  # a training that has it mapped keeps its pages
-        new.rename(final)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        new.rename(final)
+    with tempfile.TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as parked:
+        old = Path(parked) / "old"
+        if final.exists():
+            final.rename(old)
+        try:
+            new.rename(final)
+        except OSError as error:
+            if old.exists() and not final.exists():
+                old.rename(final)
+            raise RunError(f"{final} could not be replaced ({error.strerror}): is it being prepared twice?") from None
 
 
 def read_meta(name: str) -> dict[str, Any]:
     """meta.json of a prepared set; UsageError with the command that makes it where it is missing or damaged."""
     path = PREPARED / name / "meta.json"
-    again = f"prepare it with python data/prepare.py {name}"
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): {again}") from None
-    except ValueError:
-        raise UsageError(f"{path} is damaged: {again}") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise UsageError(f"{path} is not of this version of the project: {again}")
+        raise UsageError(f"data.name={name} is no prepared set ({path}: {error.strerror}): {again(name)}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is damaged: {again(name)}") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT or not {"val_fraction", "split_seed"} <= meta.keys():
+        raise UsageError(f"{path} is not of this version of the project: {again(name)}")
     return meta
 
 
-def ensure(name: str, val_fraction: float, split_seed: int) -> tuple[dict[str, Any], bool]:
-    """The meta of a prepared set with these settings, and whether it had to be prepared now.
+def again(name: str) -> str:
+    """The command that prepares a set, for messages."""
+    text = name if name in (*EMBEDDED, "shakespeare") else f"FILE --name {name}"
+    return f"prepare it with python data/prepare.py {text}"
 
+
+def ensure(name: str, mode: str, val_fraction: float, split_seed: int) -> tuple[str, dict[str, Any]]:
+    """(folder name, meta) of the set that data.name means: a prepared one, an embedded one, or a text of the user's.
+
+    Embedded sets and texts are prepared here where they are not yet, or were with other settings. A text has byte
+    tokens; it is one plain text in `stream` mode, and in `documents` mode one document a line, or for a folder, a file.
     Raises UsageError for a set that is missing, or prepared otherwise, and that only the user can prepare.
     """
-    if name not in EMBEDDED and not (PREPARED / name).is_dir():
-        raise UsageError(f"data.name={name!r} is no prepared set and none of {', '.join(EMBEDDED)}")
-    wanted = {"val_fraction": val_fraction, "split_seed": split_seed}
-    try:
+    wanted: dict[str, Any] = {"val_fraction": val_fraction, "split_seed": split_seed}
+    folder, path = name, Path(name)
+    if name in EMBEDDED:
+        source, tokens = Source([EMBEDDED[name]], "lines"), "char"
+    elif (PREPARED / name / "meta.json").is_file() or not path.exists():
         meta = read_meta(name)
-    except UsageError:
-        if name not in EMBEDDED:
-            raise
-        return prepare(name, val_fraction, split_seed), True
-    found = {setting: meta.get(setting) for setting in wanted}
-    if found == wanted:
-        return meta, False
-    if name not in EMBEDDED:
-        raise UsageError(f"{PREPARED / name} was prepared with {found}, but the configuration asks for {wanted}")
-    return prepare(name, val_fraction, split_seed), True
+        if meta["val_fraction"] is None:  # the validation text was given, it has no fraction and no seed
+            return name, meta
+        if found := {key: meta[key] for key in wanted if meta[key] != wanted[key]}:
+            asked = ", ".join(f"data.{key}={wanted[key]}" for key in found)
+            has = ", ".join(f"data.{key}={value}" for key, value in found.items())
+            raise UsageError(f"{PREPARED / name} was prepared with {has}, not {asked}: use that, or prepare it again")
+        return name, meta
+    else:
+        if (folder := set_name(path)) in EMBEDDED:
+            raise UsageError(f"{name} would be prepared as {folder}, which the project has: rename the file")
+        how = None if mode == "stream" else "files" if path.is_dir() else "lines"
+        source, tokens = Source(find_files([path]), how), "byte"
+        wanted["source"] = [
+            [str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in source.files
+        ]
+        wanted["documents"] = how
+    if (PREPARED / folder / "meta.json").is_file():
+        meta = read_meta(folder)
+        if {key: meta.get(key) for key in wanted} == wanted:
+            return folder, meta
+    extra = {"source": wanted["source"]} if "source" in wanted else None
+    return folder, prepare(folder, source, tokens, val_fraction, split_seed, extra=extra)
+
+
+def set_name(path: Path) -> str:
+    """The name of the set that a file or folder is prepared as: its own, without what does not fit a folder's name."""
+    name = path.resolve().name.removesuffix(".gz")
+    return re.sub(r"[^\w.-]", "-", Path(name).stem).lstrip(".-") or "text"
 
 
 def describe(name: str, meta: dict[str, Any]) -> str:
     """What a set holds, in a few lines."""
-    vocabulary = len(meta["tokenizer"]["characters"]) + 1
-    dropped = f"dropped: {meta['duplicates']:,} duplicates, {meta['blank']:,} blank lines"
-    lines = [f"data    {name}: vocabulary {vocabulary}, split seed {meta['split_seed']}, {dropped}"]
-    for split_name, c in meta["splits"].items():
-        counts = f"{c['documents']:>10,} documents {c['characters']:>12,} characters {c['tokens']:>12,} tokens"
-        lines.append(f"data    {split_name:<6}{counts}")
+    vocabulary = tokenizers.from_dict(meta["tokenizer"]).vocab_size
+    kind = {"lines": "a document a line", "blocks": "a document a block", "files": "a document a file"}
+    lines = [f"data    {name}: {kind.get(meta['documents'], 'one plain text')}, {meta['tokenizer']['type']} tokens, "]
+    lines[0] += f"vocabulary {vocabulary:,}"
+    for split, c in meta["splits"].items():
+        documents = f"{c['documents']:>10,} documents " if meta["documents"] else ""
+        lines.append(f"data    {split:<6}{documents}{c['characters']:>13,} characters {c['tokens']:>13,} tokens")
+    if meta["documents"]:
+        lines.append(f"data    dropped: {meta['duplicates']:,} duplicates, {meta['blank']:,} blank documents")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import corpus
-import tokenizer
+import tokenizer as tokenizers
 from config import DataConfig, ModelConfig
 from errors import UsageError
 
@@ -14,21 +14,23 @@ Rows = tuple[np.ndarray, np.ndarray]  # inputs and targets, both (rows, block_si
 
 
 class DocumentRows:
-    """`documents` mode: a row is one window of one document under the window rule (config.window_start).
+    """Windows of documents: row after row, every token of the split once as a target.
 
-    The first window of a document starts with its BOS; a longer document continues in further rows, each hop =
-    max(1, block_size // 8) tokens on. Only targets that no earlier row had are counted, so the rows together hold
-    every token of the split exactly once as a target.
+    The first window of a document starts with it; a longer document continues in further rows, each `hop` tokens on,
+    in which only the last hop targets, those that no earlier row had, are counted. With hop = max(1, block_size // 8)
+    these are the windows of the window rule (config.window_start), as in sampling; with hop = block_size they do
+    not overlap.
     """
 
-    def __init__(self, tokens: np.ndarray, bos_id: int, block_size: int, seed: int):
-        self.tokens, self.bos_id, self.block_size, self.seed = tokens, bos_id, block_size, seed
-        self.hop = max(1, block_size // 8)
-        bos = np.flatnonzero(tokens == bos_id)
-        self.starts, self.lengths = bos[:-1], np.diff(bos)  # BOS and the characters: as many as there are targets
+    def __init__(self, tokens: np.ndarray, bos_id: int | None, block_size: int, seed: int, hop: int | None = None):
+        """bos_id: what separates the documents; None: it is all one text."""
+        self.tokens, self.block_size, self.seed = tokens, block_size, seed
+        self.hop = hop or max(1, block_size // 8)
+        borders = np.array([0, len(tokens) - 1]) if bos_id is None else np.flatnonzero(tokens == bos_id)
+        self.starts, self.lengths = borders[:-1], np.diff(borders)  # inputs, of which each has a target
         rows_of = 1 + -(-np.maximum(0, self.lengths - block_size) // self.hop)
         self.ends = np.cumsum(rows_of)  # of each document, counted in rows
-        self._order: tuple[int, np.ndarray] = (-1, bos)
+        self._order: tuple[int, np.ndarray] = (-1, borders)
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -38,16 +40,27 @@ class DocumentRows:
         """Share of the rows that continue a longer document."""
         return 1 - len(self.starts) / len(self)
 
+    def document_of(self, index: np.ndarray) -> np.ndarray:
+        """The documents that the rows of these numbers belong to."""
+        return np.searchsorted(self.ends, index, side="right")
+
+    def predicted(self, unit: int, is_row: bool) -> list[int]:
+        """The tokens that are targets in a document, or in a row."""
+        if is_row:
+            targets = self.rows(np.array([unit]))[1]
+            return targets[targets >= 0].tolist()
+        return self.tokens[self.starts[unit] + 1 : self.starts[unit] + self.lengths[unit] + 1].tolist()
+
     def rows(self, index: np.ndarray) -> Rows:
         """The rows of these numbers."""
-        document = np.searchsorted(self.ends, index, side="right")
+        document = self.document_of(index)
         nth = index - np.concatenate(([0], self.ends))[document]
         offset = nth * self.hop  # of the window in its document
         place = np.arange(self.block_size)
         at = (self.starts[document] + offset)[:, None] + place
         inside = offset[:, None] + place < self.lengths[document][:, None]
         new = place >= np.where(nth == 0, 0, self.block_size - self.hop)[:, None]
-        at = np.where(inside, at, 0)  # token 0 is a BOS: what fills a row up is no other document's text
+        at = np.where(inside, at, 0)  # what fills a row up comes after all that counts, and is no other document's text
         inputs = self.tokens[at].astype(np.int64)
         targets = np.where(inside & new, self.tokens[at + 1].astype(np.int64), -1)
         return inputs, targets
@@ -87,18 +100,19 @@ class Data:
     """A prepared set, opened for one configuration: its meta, and the rows of both splits."""
 
     def __init__(self, data: DataConfig, model: ModelConfig, seed: int):
-        self.name = data.name
-        self.meta, self.prepared_now = corpus.ensure(data.name, data.val_fraction, data.split_seed)
-        folder = corpus.PREPARED / data.name
-        self.tokenizer = tokenizer.from_dict(self.meta["tokenizer"])
-        tokens = {split: _open(folder / f"{split}.bin", self.meta, split) for split in ("train", "val")}
+        self.name, self.meta = corpus.ensure(data.name, data.mode, data.val_fraction, data.split_seed)
+        folder, block = corpus.PREPARED / self.name, model.block_size
+        try:
+            self.tokenizer = tokenizers.from_dict(self.meta["tokenizer"])
+            self.bos_id = self.tokenizer.bos_id if self.meta["documents"] else None
+            tokens = {split: _open(folder / f"{split}.bin", self.meta, split) for split in ("train", "val")}
+            counts, self.fingerprint = self.meta["splits"]["val"], str(self.meta["fingerprint"])
+            self.val_characters = int(counts["characters"]) + int(counts["documents"])  # BOS counts as one
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{folder / 'meta.json'} is damaged ({error}): {corpus.again(self.name)}") from None
         for split, ids in tokens.items():
-            if int(ids.max()) >= self.tokenizer.vocab_size:
-                raise UsageError(
-                    f"{folder / split}.bin has token {ids.max()}, but the vocabulary of its meta.json ends at "
-                    f"{self.tokenizer.vocab_size - 1}: prepare the set again"
-                )
-        bos, block = self.tokenizer.bos_id, model.block_size
+            if int(ids.max()) >= self.tokenizer.vocab_size or (self.bos_id and {ids[0], ids[-1]} != {self.bos_id}):
+                raise UsageError(f"{folder / split}.bin does not fit its meta.json: {corpus.again(self.name)}")
         if data.mode == "stream" and len(tokens["train"]) <= block:
             raise UsageError(
                 f"model.block_size={block} is too long for the training split of {data.name}, which has "
@@ -107,12 +121,14 @@ class Data:
         self.train = (
             StreamRows(tokens["train"], block, seed)
             if data.mode == "stream"
-            else DocumentRows(tokens["train"], bos, block, seed)
+            else DocumentRows(tokens["train"], self.bos_id, block, seed)
         )
-        # validation follows the documents in both modes: one figure, whichever way the model was trained
-        self.val = DocumentRows(tokens["val"], bos, block, seed)
-        counts = self.meta["splits"]["val"]
-        self.val_characters = counts["characters"] + counts["documents"]  # each document ends with a separator
+        self.tokens = tokens
+        # the same in both modes: for documents the window rule, as in sampling; for a plain text windows without
+        # overlap, as other projects report it
+        self.val = DocumentRows(tokens["val"], self.bos_id, block, seed, None if self.meta["documents"] else block)
+        if self.bos_id is None:  # nothing stands before the first token that could predict it
+            self.val_characters -= len(self.tokenizer.decode(tokens["val"][:1].tolist()))
 
     def describe(self) -> str:
         """What the set holds and how it is cut into rows, in a few lines."""
@@ -132,7 +148,7 @@ def _open(path: Path, meta: dict[str, Any], split: str) -> np.ndarray:
     try:
         tokens = np.memmap(path, dtype=dtype, mode="r")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}): prepare the set again") from None
-    if len(tokens) != expected:
-        raise UsageError(f"{path} has {len(tokens)} tokens, but meta.json says {expected}: prepare the set again")
+        raise UsageError(f"{path} cannot be read ({error}): {corpus.again(path.parent.name)}") from None
+    if dtype.kind != "u" or len(tokens) != expected:
+        raise UsageError(f"{path} does not fit its meta.json: {corpus.again(path.parent.name)}")
     return tokens

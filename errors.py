@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
-class UsageError(ValueError):
+class UsageError(Exception):
     """Something the user gave cannot be used (exit status 2). The message names it, its value, and what to do."""
 
 
-class RunError(RuntimeError):
+class RunError(Exception):
     """The run itself failed, such as by divergence or a full disk (exit status 1)."""
 
 

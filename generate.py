@@ -1,6 +1,6 @@
 """Logits to text: choosing the next token, and the loop that feeds it back. Prints nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 from config import window_start
 from errors import RunError, UsageError
 from model import GPT
+from tokenizer import Tokenizer
 
 
 @dataclass
@@ -74,6 +75,19 @@ def next_token(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
     return torch.searchsorted(cumulative, uniform.to(logits.device)[:, None], right=True)[:, 0]
 
 
+def start_of_text(tokenizer: Tokenizer, documents: str | None, prompt: str) -> list[int]:
+    """The ids a sample starts with: BOS and the prompt for a model of documents; for one of a plain text the prompt,
+    or else a line end, behind which something new begins. UsageError for a prompt that cannot be encoded."""
+    if documents:
+        return [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    try:
+        return tokenizer.encode(prompt or "\n")
+    except UsageError:
+        if prompt:
+            raise
+        return [tokenizer.bos_id]  # a text without line ends
+
+
 @torch.no_grad()
 def generate(
     model: GPT,
@@ -85,12 +99,14 @@ def generate(
     vocab_size: int | None = None,
     first_row: int = 0,
     use_cache: bool = True,
+    each: Callable[[list[int]], object] | None = None,
 ) -> list[list[int]]:
     """The new tokens after each prompt, until `stop_id` (not included) or max_new_tokens.
 
     Prompts have at least one token each and may be longer than block_size: config.window_start has the window rule.
     Row i draws with numbers of its own, fixed by seed, first_row + i and the length so far: what it says does not
-    depend on the other rows. Ids from vocab_size on (rows that only pad the matrices) are never drawn.
+    depend on the other rows. Ids from vocab_size on (rows that only pad the matrices) are never drawn. `each` is called
+    with every new column of ids, so that a caller can show them as they come.
 
     With the cache each new token is one forward step; without, the whole window is computed again. The result is the
     same. All rows advance together: the shortest prompt is read first, and rows with a longer one then take their own
@@ -117,6 +133,8 @@ def generate(
         ids[:, n] = torch.where(n < lengths, ids[:, n], drawn)
         if stop_id is not None:
             ends = torch.where((n >= lengths) & (ids[:, n] == stop_id), ends.clamp(max=n), ends)
+        if each:
+            each(ids[:, n].tolist())
         if bool((ends <= n + 1).all()):
             break
     model.train(was_training)

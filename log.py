@@ -94,3 +94,25 @@ def _step(line: str) -> float:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return float(json.loads(line)["step"])
     return math.inf
+
+
+class _Lines:
+    """stderr for a bar where there is no terminal: a line each time instead of one line drawn over."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            sys.stderr.write(text.strip() + "\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def progress(total: int, unit: str, what: str) -> tqdm:
+    """A bar with rate and time left for work of more than two seconds; lines every ten seconds without a terminal."""
+    if sys.stderr.isatty():
+        return tqdm(total=total, unit=unit, unit_scale=True, desc=what, delay=2, leave=False, dynamic_ncols=True)
+    bar = tqdm(
+        total=total, unit=unit, unit_scale=True, desc=what, leave=False, ncols=100, delay=LINE_EVERY, file=_Lines()
+    )
+    bar.mininterval = bar.maxinterval = LINE_EVERY
+    return bar

@@ -4,6 +4,7 @@ import os
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 import config
 import errors
@@ -47,22 +48,40 @@ def main() -> None:
     # only now, with everything in order: importing torch takes seconds
     import checkpoint
     import device as devices
-    from generate import Sampling, generate
+    from generate import Sampling, generate, start_of_text
+    from log import progress
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
     device = devices.choose_device(args.device)
     file, content = checkpoint.read_first(files)
     model, tokenizer, _ = checkpoint.rebuild(content, file, device)
     devices.limit_threads(model)
-    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    documents = content["documents"]
+    start = start_of_text(tokenizer, documents, prompt)
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     print(f"{file}, step {content['row']['step']:,}; on {devices.describe(device)}, seed {seed}", file=sys.stderr)
+    settings: dict[str, Any] = {"stop_id": tokenizer.bos_id, "vocab_size": tokenizer.vocab_size}
+    if args.num_samples == 1:  # shown as it comes
+        ids: list[int] = []
+        print(prompt, end="", flush=True)
+
+        def show(column: list[int]) -> None:
+            shown = len(tokenizer.decode(ids))
+            ids.append(column[0])
+            print(tokenizer.decode(ids)[shown:], end="", flush=True)
+
+        generate(model, [start], args.max_new_tokens, sampling, seed, **settings, each=show)
+        print()
+        return
     for first in range(0, args.num_samples, ROWS_AT_ONCE):
-        prompts = [ids] * min(ROWS_AT_ONCE, args.num_samples - first)
-        for new in generate(
-            model, prompts, args.max_new_tokens, sampling, seed, tokenizer.bos_id, tokenizer.vocab_size, first_row=first
-        ):
-            print(prompt + tokenizer.decode(new))
+        prompts = [start] * min(ROWS_AT_ONCE, args.num_samples - first)
+        with progress(args.max_new_tokens, "tokens", "sampling") as bar:
+            settings |= {"first_row": first, "each": lambda column, bar=bar: bar.update()}
+            new = generate(model, prompts, args.max_new_tokens, sampling, seed, **settings)
+        for i, ids in enumerate(new, start=first):
+            if i and documents != "lines":
+                print("-" * 40)  # between texts that have lines of their own
+            print(prompt + tokenizer.decode(ids))
         sys.stdout.flush()
 
 

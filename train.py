@@ -74,7 +74,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     import device as devices
     from dataset import Data
     from evaluate import total_loss
-    from generate import Sampling, generate
+    from generate import Sampling, generate, start_of_text
     from log import Log
     from model import GPT, parameter_table
     from optim import learning_rate, load_state_by_name, make_optimizer, state_by_name
@@ -100,7 +100,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     best = float("inf")
     row: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     if resume:
-        if saved["fingerprint"] != data.meta["fingerprint"]:
+        if saved["fingerprint"] != data.fingerprint:
             raise UsageError(f"data.name={config.data.name} is not the data of {file}: prepare that text again")
         checkpoint.load_weights(model, saved["model"], file)
         load_state_by_name(optimizer, saved["optimizer"])
@@ -157,21 +157,27 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
 
     log = Log(run / "metrics.jsonl", row, max_steps, scaler.is_enabled())
 
-    def save(row: dict[str, Any]) -> Path:
-        """Save everything that the rest of the run depends on, as it is after update row["step"]."""
-        content = {
+    def to_sample_from(row: dict[str, Any]) -> dict[str, Any]:
+        """What best.pt holds: the model after update row["step"], and all that is needed to use it."""
+        return {
             "config": config.to_yaml(),
             "tokenizer": tokenizer.to_dict(),
-            "fingerprint": data.meta["fingerprint"],
-            "dtype": str(dtype),
+            "documents": data.meta["documents"],
+            "fingerprint": data.fingerprint,
             "row": row,
-            "best": best,
             "model": checkpoint.weights_of(model),
+        }
+
+    def save(row: dict[str, Any]) -> Path:
+        """Save everything that the rest of the run depends on, as it is after update row["step"]."""
+        state = {
             "optimizer": state_by_name(optimizer),
             "scaler": scaler.state_dict(),
+            "dtype": str(dtype),
+            "best": best,
         }
         file = run / f"step-{row['step']:06d}.pt"
-        checkpoint.save(file, content)
+        checkpoint.save(file, to_sample_from(row) | state)
         for old in runs.step_files(run)[settings.keep :]:
             old.unlink()
         return file
@@ -185,12 +191,12 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
             log.say(f"{log.line(row)}  val loss {row['val_loss']:.4f} nats per character")
             if row["val_loss"] < best:
                 best = row["val_loss"]
-                content = {"config": config.to_yaml(), "tokenizer": tokenizer.to_dict(), "row": row}
-                checkpoint.save(run / "best.pt", content | {"model": checkpoint.weights_of(model)})
+                checkpoint.save(run / "best.pt", to_sample_from(row))
             if settings.samples:
-                prompts, length = [[tokenizer.bos_id]] * settings.samples, max(64, config.model.block_size)
-                for sample in generate(model, prompts, length, Sampling(), settings.seed, tokenizer.bos_id):
-                    log.say(f"    {tokenizer.decode(sample)}")
+                prompts = [start_of_text(tokenizer, data.meta["documents"], "")] * settings.samples
+                length = max(64, config.model.block_size)
+                for new in generate(model, prompts, length, Sampling(), settings.seed, tokenizer.bos_id):
+                    log.say("    " + tokenizer.decode(new).replace("\n", "\n    "))
         log.write()
 
     with Stop() as stop:
