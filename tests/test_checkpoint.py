@@ -14,12 +14,12 @@ import torch
 
 import checkpoint
 import runs
+import tokenizer as tokenizers
 from checkpoint import load, load_weights, read, read_first, save, weights_of
 from config import Config, ModelConfig, OptimConfig
 from errors import RunError, UsageError
 from model import BLOCKS, GPT, MLPS, NORMS, POSITIONS
 from optim import load_state_by_name, make_optimizer, state_by_name
-from tokenizer import CharTokenizer
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,12 +28,12 @@ def example(**keys):
     """(model, content of its checkpoint): no weight has the value that it starts with."""
     torch.manual_seed(0)
     config = Config(ModelConfig(**({"d_model": 8, "n_heads": 2, "n_layers": 2} | keys)))
-    tokenizer = CharTokenizer("añb中")
+    tokenizer = tokenizers.char("añb中")
     model = GPT(config.model, tokenizer.vocab_size)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
-    content = {"config": config.to_yaml(), "tokenizer": tokenizer.to_dict(), "row": {"step": 3}}
-    return model, content | {"model": weights_of(model)}
+    content = {"config": config.to_yaml(), "tokenizer": tokenizer.to_dict(), "fingerprint": "0", "documents": "lines"}
+    return model, content | {"row": {"step": 3}, "model": weights_of(model)}
 
 
 def saved(path, **keys):
@@ -76,7 +76,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, keys):
     assert not any(module.training for module in loaded.modules())
     assert torch.equal(logits_of(model), logits_of(loaded))
     assert config == Config(model.config) and loaded.config == model.config
-    assert tokenizer.to_dict() == {"type": "char", "characters": "abñ中"}
+    assert tokenizer.to_dict() == tokenizers.char("abñ中").to_dict() and tokenizer.vocab_size == 5
     assert tokenizer.decode(tokenizer.encode("中ñab")) == "中ñab"
 
 
