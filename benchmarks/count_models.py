@@ -57,7 +57,7 @@ def nats_per_character(order: int, train: list[list[int]], val: list[list[int]],
 
 def main() -> None:
     data = DataConfig()
-    meta, _ = corpus.ensure(data.name, data.val_fraction, data.split_seed)
+    _, meta = corpus.ensure(data.name, data.mode, data.val_fraction, data.split_seed)
     train, val = documents(data.name, "train", meta), documents(data.name, "val", meta)
     vocab_size = tokenizers.from_dict(meta["tokenizer"]).vocab_size
     print(f"uniform      {math.log(vocab_size):.3f} nats per character")
