@@ -6,9 +6,9 @@ In a notebook: model, tokenizer, config = load("runs/micro")
 """
 
 import contextlib
+import errno
 import hashlib
 import os
-import pickle
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,7 +27,14 @@ from runs import files_to_sample
 MAGIC = b"microgpt"
 FORMAT = 1
 TRAILER = len(MAGIC) + hashlib.sha256().digest_size
-NEEDED = {"config": str, "tokenizer": dict, "model": dict, "row": dict, "fingerprint": str}
+NEEDED: dict[str, Any] = {
+    "config": str,
+    "tokenizer": dict,
+    "documents": (str, type(None)),  # how the text was cut into documents, see corpus.py
+    "fingerprint": str,  # of the data
+    "row": dict,  # the last of metrics.jsonl
+    "model": dict,
+}
 
 
 class _HashingFile:
@@ -58,12 +65,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-        if os.name == "posix":  # the new name is on the disk when the folder is
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        _flush_folder(path.parent)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             aside.unlink()
@@ -71,6 +73,20 @@ def save(path: Path, content: dict[str, Any]) -> None:
         cause = error if isinstance(error, OSError) else error.__context__
         reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
         raise RunError(f"{path} could not be saved: {reason}; the checkpoints before it are untouched") from error
+
+
+def _flush_folder(path: Path) -> None:
+    """A new name is on the disk when its folder is. Windows and some file systems know no such thing."""
+    if os.name != "posix":
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(folder)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -94,12 +110,14 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is damaged: its SHA-256 does not match its content")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, KeyError):
+    except Exception:  # damaged or malicious content makes the unpickler raise almost anything
         raise UsageError(f"{foreign}: PyTorch cannot read it without running code from it") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{foreign}, or one of another version: format {FORMAT} is expected")
-    if missing := [key for key, kind in NEEDED.items() if not isinstance(content.get(key), kind)]:
+    if missing := [key for key, kind in NEEDED.items() if not isinstance(content.get(key, ...), kind)]:
         raise UsageError(f"{foreign}: it has no {', '.join(missing)}")
+    if not isinstance(content["row"].get("step"), int):
+        raise UsageError(f"{foreign}: it does not say after which step it was saved")
     return content
 
 
@@ -119,8 +137,10 @@ def rebuild(content: dict[str, Any], path: Path, device: torch.device) -> tuple[
     try:
         tokenizer = tokenizers.from_dict(content["tokenizer"])
         vocab_size = content["model"]["wte.weight"].shape[0]
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, IndexError) as error:
         raise UsageError(f"{path} is not a checkpoint of this project: {error}") from None
+    if tokenizer.vocab_size > vocab_size:
+        raise UsageError(f"{path} has {tokenizer.vocab_size} tokens, but embeddings for only {vocab_size} of them")
     with torch.device(device):
         model = GPT(config.model, vocab_size)
     load_weights(model, content["model"], path)
@@ -131,7 +151,7 @@ def rebuild(content: dict[str, Any], path: Path, device: torch.device) -> tuple[
 def load_weights(model: GPT, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Copy the weights into the model; UsageError unless names and shapes are exactly the model's."""
     own = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    stored = {name: tuple(w.shape) for name, w in weights.items()}
+    stored = {name: tuple(getattr(w, "shape", ())) for name, w in weights.items()}
     if own != stored:
         odd = sorted(set(own.items()) ^ set(stored.items()))[0]
         raise UsageError(f"{path} does not fit its own configuration: {odd[0]} {odd[1]} is in one of the two only")
@@ -140,7 +160,7 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor], path: Path) -> No
 
 
 def weights_of(model: GPT) -> dict[str, torch.Tensor]:
-    """The parameters by name, without the wrappers of compile or of distributed training; a tied matrix once."""
+    """The parameters by name, a tied matrix once; give it the plain model, not what compile or DDP wrap around it."""
     return {name: p.detach() for name, p in model.named_parameters()}
 
 

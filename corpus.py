@@ -34,7 +34,7 @@ DATA = Path(__file__).resolve().parent / "data"
 PREPARED = DATA / "prepared"
 EMBEDDED = {"names": DATA / "names.txt"}  # sets whose text the project has: one name a line
 FORMAT = 1
-CHUNK = 1 << 21  # bytes read at once; bounds memory
+CHUNK = 1 << 18  # bytes read at once: what fits a core's cache is twice as fast as what does not
 BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")  # what stands between blocks
 LEADING_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 

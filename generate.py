@@ -50,7 +50,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     keep = ranked >= sampling.min_p * ranked[:, :1]
     if sampling.top_k is not None:
         keep[:, sampling.top_k :] = False
-        ranked = ranked * keep
+    ranked = ranked * keep
     before = ranked.cumsum(dim=-1) - ranked
     if sampling.top_p < 1.0:
         keep &= before < sampling.top_p * ranked.sum(dim=-1, keepdim=True)
@@ -112,8 +112,6 @@ def generate(
     same. All rows advance together: the shortest prompt is read first, and rows with a longer one then take their own
     next token instead of the draw, so that no row needs padding.
     """
-    was_training = model.training
-    model.eval()
     device, block_size = model.wte.weight.device, model.config.block_size
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     start_length, room = int(lengths.min()), int(lengths.max()) + max_new_tokens
@@ -122,21 +120,25 @@ def generate(
         ids[row, : len(prompt)] = torch.tensor(prompt)
     ids, lengths = ids.to(device), lengths.to(device)
     ends = lengths + max_new_tokens  # where each row stops at the latest
-    cache, window = model.new_cache(), 0  # what the cache holds starts at token `window`
-    for n in range(start_length, room):  # n tokens stand, token n is next
-        if window_start(n, block_size) != window or not use_cache:
-            cache, window = model.new_cache(), window_start(n, block_size)
-        logits = model(ids[:, window + cache[0].length : n], cache=cache)[:, :vocab_size]
-        rng = np.random.default_rng([seed, n])
-        rng.bit_generator.advance(first_row)  # type: ignore[attr-defined]  # one draw a row
-        drawn = next_token(logits, torch.from_numpy(rng.random(len(prompts))), sampling).to(device)
-        ids[:, n] = torch.where(n < lengths, ids[:, n], drawn)
-        if stop_id is not None:
-            ends = torch.where((n >= lengths) & (ids[:, n] == stop_id), ends.clamp(max=n), ends)
-        if each:
-            each(ids[:, n].tolist())
-        if bool((ends <= n + 1).all()):
-            break
-    model.train(was_training)
+    was_training = model.training
+    model.eval()
+    try:
+        cache, window = model.new_cache(), 0  # what the cache holds starts at token `window`
+        for n in range(start_length, room):  # n tokens stand, token n is next
+            if window_start(n, block_size) != window or not use_cache:
+                cache, window = model.new_cache(), window_start(n, block_size)
+            logits = model(ids[:, window + cache[0].length : n], cache=cache)[:, :vocab_size]
+            rng = np.random.default_rng([seed, n])
+            rng.bit_generator.advance(first_row)  # type: ignore[attr-defined]  # one draw a row
+            drawn = next_token(logits, torch.from_numpy(rng.random(len(prompts))), sampling).to(device)
+            ids[:, n] = torch.where(n < lengths, ids[:, n], drawn)
+            if stop_id is not None:
+                ends = torch.where((n >= lengths) & (ids[:, n] == stop_id), ends.clamp(max=n), ends)
+            if each:
+                each(ids[:, n].tolist())
+            if bool((ends <= n + 1).all()):
+                break
+    finally:
+        model.train(was_training)
     rows, stops = ids.tolist(), ends.tolist()
     return [row[len(prompt) : stop] for row, prompt, stop in zip(rows, prompts, stops, strict=True)]

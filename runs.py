@@ -34,20 +34,25 @@ def keep_newest(run: Path, keep: int) -> None:
 
 def runs_of(name: str) -> list[Path]:
     """The runs of a configuration: runs/name, runs/name-2, …, oldest first."""
-    pattern = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
-    numbered = {int(m[1] or 1): run for run in RUNS.glob("*") if run.is_dir() and (m := pattern.fullmatch(run.name))}
+    numbered = _numbered(name)
     return [numbered[n] for n in sorted(numbered)]
 
 
+def _numbered(name: str) -> dict[int, Path]:
+    pattern = re.compile(rf"{re.escape(name)}(?:-([2-9]|[1-9]\d+))?")
+    return {int(m[1] or 1): run for run in RUNS.glob("*") if run.is_dir() and (m := pattern.fullmatch(run.name))}
+
+
 def new_run(name: str) -> Path:
-    """Make and return runs/name, or runs/name-2 and so on: no run overwrites another."""
-    n = 1
+    """Make and return runs/name, or the next of runs/name-2 and so on: no run overwrites another."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    n = max(_numbered(name), default=0) + 1
     while True:
         run = RUNS / (name if n == 1 else f"{name}-{n}")
         try:
-            run.mkdir(parents=True)
+            run.mkdir()
             return run
-        except FileExistsError:
+        except FileExistsError:  # a file, or another training was faster
             n += 1
 
 
