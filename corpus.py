@@ -147,7 +147,8 @@ def read_text(path: Path, advance: Callable[[int], object]) -> Iterator[str]:
                 offset += len(raw)
                 advance(len(raw))
                 held = "\r" if text.endswith("\r") else ""  # the "\n" may come next
-                yield text.removesuffix(held).replace("\r\n", "\n")
+                text = text.removesuffix(held)
+                yield text.replace("\r\n", "\n") if "\r" in text else text
             pending = len(decoder.getstate()[0])
             yield held + decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
@@ -206,7 +207,8 @@ def prepare(
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(f"{name!r} cannot be the name of a set: use letters, digits, '-', '_' and '.'")
     everything = [source] + ([val_source] if val_source else [])
-    n_characters, alphabet = _survey(everything) if source.documents is None or tokens.startswith("char") else (0, "")
+    with_alphabet = tokens.startswith("char")
+    n_characters, alphabet = _survey(everything, with_alphabet) if with_alphabet or not source.documents else (0, "")
     tokenizer = _make_tokenizer(tokens, alphabet, source)
     stored = np.min_scalar_type(tokenizer.vocab_size - 1)
     meta: dict[str, Any] = {
@@ -255,15 +257,15 @@ def _amount(source: Source, train: _Split, val: _Split) -> str:
     return f"{train.counts['documents'] + val.counts['documents']} distinct documents in all"
 
 
-def _survey(sources: list[Source]) -> tuple[int, str]:
-    """(number of characters, the distinct ones) of all documents, in a first reading."""
-    seen, count = np.zeros(0x110000, dtype=np.int64), 0
+def _survey(sources: list[Source], with_alphabet: bool) -> tuple[int, str]:
+    """(number of characters, the distinct ones if asked for) of all documents, in a first reading."""
+    seen, count = np.zeros(0x110000, dtype=np.bool_), 0
     with progress(sum(source.size for source in sources), "B", "reading") as bar:
         for source in sources:
             for texts in source.chunks(bar.update):
-                codes = np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4")
-                seen[codes] = 1
-                count += len(codes)
+                count += sum(map(len, texts))
+                if with_alphabet:
+                    seen[np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4")] = True
     if not count:
         raise UsageError(f"{', '.join(map(str, sources[0].files))} has no text: everything is blank")
     return count, "".join(map(chr, np.flatnonzero(seen).tolist()))
@@ -339,7 +341,7 @@ def _write_documents(
                     f"the validation text shares {len(shared)} documents with the training text, such as "
                     f"{example[:60]!r}: take them out of one of the two"
                 )
-            new = sorted(hashed.keys() - mine)
+            new = sorted([h for h in hashed if h not in mine])
             mine.update(new)
             duplicates += len(documents) - len(new)
             border = bisect.bisect_left(new, low)
