@@ -10,6 +10,7 @@ and a plain text stands as it is, its last tenth being the validation split.
 
 import bisect
 import codecs
+import contextlib
 import gzip
 import hashlib
 import itertools
@@ -393,33 +394,36 @@ def ensure(name: str, mode: str, val_fraction: float, split_seed: int) -> tuple[
     Raises UsageError for a set that is missing, or prepared otherwise, and that only the user can prepare.
     """
     wanted: dict[str, Any] = {"val_fraction": val_fraction, "split_seed": split_seed}
-    folder, path = name, Path(name)
+    folder, path, found = name, Path(name), _meta_or_none(name)
     if name in EMBEDDED:
         source, tokens = Source([EMBEDDED[name]], "lines"), "char"
-    elif (PREPARED / name / "meta.json").is_file() or not path.exists():
+    elif not path.exists() or (found and "source" not in found):  # prepared by data/prepare.py, or missing
         meta = read_meta(name)
-        if meta["val_fraction"] is None:  # the validation text was given, it has no fraction and no seed
-            return name, meta
-        if found := {key: meta[key] for key in wanted if meta[key] != wanted[key]}:
-            asked = ", ".join(f"data.{key}={wanted[key]}" for key in found)
-            has = ", ".join(f"data.{key}={value}" for key, value in found.items())
-            raise UsageError(f"{PREPARED / name} was prepared with {has}, not {asked}: use that, or prepare it again")
+        for key in ("val_fraction", "split_seed") if meta["documents"] else ("val_fraction",):
+            if meta["val_fraction"] is not None and meta[key] != wanted[key]:  # None: a --val-file was given
+                had = f"data.{key}={meta[key]}, not {wanted[key]}"
+                raise UsageError(f"{PREPARED / name} was prepared with {had}: use that, or prepare it again")
         return name, meta
     else:
         if (folder := set_name(path)) in EMBEDDED:
             raise UsageError(f"{name} would be prepared as {folder}, which the project has: rename the file")
+        found = _meta_or_none(folder)
+        if found and "source" not in found:
+            raise UsageError(f"{PREPARED / folder} was made by data/prepare.py: use data.name={folder}, or delete it")
         how = None if mode == "stream" else "files" if path.is_dir() else "lines"
         source, tokens = Source(find_files([path]), how), "byte"
-        wanted["source"] = [
-            [str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in source.files
-        ]
-        wanted["documents"] = how
-    if (PREPARED / folder / "meta.json").is_file():
-        meta = read_meta(folder)
-        if {key: meta.get(key) for key in wanted} == wanted:
-            return folder, meta
+        state = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in source.files]
+        wanted |= {"source": state, "documents": how}
+    if found and {key: found.get(key) for key in wanted} == wanted:
+        return folder, found
     extra = {"source": wanted["source"]} if "source" in wanted else None
     return folder, prepare(folder, source, tokens, val_fraction, split_seed, extra=extra)
+
+
+def _meta_or_none(name: str) -> dict[str, Any] | None:
+    with contextlib.suppress(UsageError):
+        return read_meta(name)
+    return None
 
 
 def set_name(path: Path) -> str:

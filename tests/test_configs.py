@@ -1,0 +1,88 @@
+"""The shipped configs and the commands of README.md work as they stand there (cut down to a step or two)."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import config as configuration
+import corpus
+import errors
+from model import GPT
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+CUT = ["train.max_steps=2", "train.batch_size=2", "train.accumulation=1", "train.samples=1"]
+SMALL = ["model.n_layers=1", "model.d_model=48", "model.block_size=16"]
+TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail about.\n" * 40
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
+
+
+def call(monkeypatch, script, *args):
+    """Run a script of the repository in this process; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", [str(script), *args])
+    monkeypatch.syspath_prepend(str(ROOT / "data"))
+    with pytest.raises(SystemExit) as stopped:
+        errors.run(__import__(Path(script).stem).main)
+    return stopped.value.code
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_takes_a_step(monkeypatch, tmp_path, file):
+    name = configuration.load(file).data.name
+    if name != "names":
+        (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+        corpus.prepare(name, corpus.Source([tmp_path / "text.txt"]), "byte", 0.1, 0)
+    assert call(monkeypatch, "train.py", str(file), *CUT, *SMALL) == 0
+    assert (tmp_path / "runs" / file.stem / "best.pt").exists()
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_says_what_it_is_for(file):
+    assert file.read_text(encoding="utf-8").startswith("# ")
+    assert re.search(r"`?configs/" + file.name, (ROOT / "README.md").read_text(encoding="utf-8")), file.name
+
+
+@pytest.mark.parametrize(
+    "name, vocabulary, parameters",
+    # GPT-2 small's own count, as published with its weights; nanoGPT prints 0.80 M and 10.65 M, without positions
+    [
+        ("micro", 27, 4096),
+        ("gpt2_124m", 50257, 124_439_808),
+        ("shakespeare_cpu", 65, 804_096),
+        ("shakespeare", 65, 10_745_088),
+    ],
+)
+def test_the_models_have_the_size_they_are_known_for(name, vocabulary, parameters):
+    with torch.device("meta"):  # nothing is allocated
+        model = GPT(configuration.load(ROOT / "configs" / f"{name}.yaml").model, vocabulary)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_the_commands_for_your_own_text_work_as_they_stand_in_the_readme(monkeypatch, tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = "".join(re.findall(r"^```bash\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)).splitlines()
+    assert len(commands) >= 6
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "novel.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "companies.txt").write_text("".join(f"Müller & Söhne {i}\n" for i in range(50)), encoding="utf-8")
+    (tmp_path / "notes").mkdir()
+    for i in range(20):
+        (tmp_path / "notes" / f"{i}.md").write_text(f"# Note {i}\n\nSome text.\n", encoding="utf-8")
+    lines = "".join(f'{{"title": "t", "body": "Text number {i}."}}\n' for i in range(50))
+    (tmp_path / "articles.jsonl").write_text(lines, encoding="utf-8")
+    for command in commands:
+        program, script, *args = shlex.split(command, comments=True)
+        assert program == "python"
+        cut = [*CUT, "model.n_layers=1"] if script == "train.py" else []
+        if script == "sample.py":
+            cut = ["--max-new-tokens", "20"]
+        assert call(monkeypatch, script, *args, *cut) == 0, command
