@@ -79,15 +79,15 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    name: str = key("names", "a prepared set in data/prepared, or names, which is prepared when missing")
+    name: str = key("names", "names, a set that data/prepare.py made, or a text file or folder of your own")
     mode: Literal["documents", "stream"] = key("documents", "a row starts where its document starts; or anywhere")
     val_fraction: float = key(0.1, "share of the documents held out for validation", above=0.0, most=0.9)
     split_seed: int = key(0, "which documents are held out", least=0, most=LARGEST_INT)
 
     def __post_init__(self) -> None:
         check_ranges("data", self)
-        if not self.name.strip() or not self.name.isprintable():
-            raise UsageError(f"data.name={self.name!r} names no data: give a prepared set such as names")
+        if not self.name.strip() or re.search(r"[\x00-\x1f\x7f-\x9f]", self.name):
+            raise UsageError(f"data.name={self.name!r} names no data: give a prepared set such as names, or a text file")
 
 
 @dataclass
@@ -110,6 +110,7 @@ class OptimConfig:
 @dataclass
 class TrainConfig:
     max_steps: int = key(2000, "updates in all", least=1)
+    max_minutes: float | None = key(None, "save and stop after this time (exit status 143); null: no limit", above=0.0)
     batch_size: int = key(128, "rows per update, over all accumulation slices", least=1)
     accumulation: int = key(1, "slices an update's rows are computed in; must divide batch_size", least=1)
     eval_every: int = key(500, "updates between evaluations", least=1)

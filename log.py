@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from errors import RunError
+from runs import replace_text
 
 LINE_EVERY = 10.0  # seconds between plain lines, where there is no terminal for a bar
 
@@ -29,7 +30,7 @@ class Log:
         """Go on after `row`, cutting the file back to the rows before it; `scaled`: a gradient may overflow."""
         self.path, self.max_steps, self.scaled = path, max_steps, scaled
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        path.write_text("".join(line for line in lines if _step(line) < row["step"]), encoding="utf-8")
+        replace_text(path, "".join(line for line in lines if _step(line) < row["step"]))
         self.last_read, self.last_shown = row, time.monotonic()
         self.added: list[Row] = []
         self.unwritten: list[Row] = [row] if row["step"] else []  # complete but for its evaluation

@@ -1,11 +1,19 @@
 """Runs on the disk: runs/micro, runs/micro-2, …, each with config.yaml, metrics.jsonl, step-000500.pt … and best.pt."""
 
+import contextlib
+import os
 import re
 from pathlib import Path
 
 from errors import UsageError
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: there nothing keeps two trainings from one run
+    fcntl = None  # type: ignore[assignment]
+
 RUNS = Path("runs")  # in the working directory
+_locks: dict[Path, int] = {}  # the folders this process holds, open until it ends
 
 
 def files_to_sample(path: Path) -> list[Path]:
@@ -40,7 +48,8 @@ def runs_of(name: str) -> list[Path]:
 
 def _numbered(name: str) -> dict[int, Path]:
     pattern = re.compile(rf"{re.escape(name)}(?:-([2-9]|[1-9]\d+))?")
-    return {int(m[1] or 1): run for run in RUNS.glob("*") if run.is_dir() and (m := pattern.fullmatch(run.name))}
+    with_config = [path.parent for path in RUNS.glob("*/config.yaml")]  # without one, it was killed at its very start
+    return {int(m[1] or 1): run for run in with_config if (m := pattern.fullmatch(run.name))}
 
 
 def new_run(name: str) -> Path:
@@ -62,3 +71,36 @@ def newest_run() -> Path:
     if not files:
         raise UsageError(f"there is no run in {RUNS.resolve()}: train one with python train.py configs/micro.yaml")
     return max(files, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def lock(run: Path) -> None:
+    """Keep every other training out of this run until this process ends, however it ends; UsageError if one is in."""
+    if fcntl is None or run.resolve() in _locks:
+        return
+    folder = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise UsageError(
+            f"{run} is being written by another training: wait for it, or start a run of its own"
+        ) from None
+    except OSError:  # a file system without locks
+        os.close(folder)
+        return
+    _locks[run.resolve()] = folder
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file so that it is the old or the new one at every moment, also after a crash."""
+    aside = path.with_name(path.name + ".tmp")
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise

@@ -1,6 +1,7 @@
 """Train a GPT. The run is written to runs/<name of the config>: config.yaml, metrics.jsonl, step-*.pt and best.pt."""
 
 import argparse
+import re
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ import config as configuration
 import errors
 import runs
 from config import Config
-from errors import Interrupted, UsageError
+from errors import Interrupted, RunError, UsageError
 
 READ_EVERY = 0.5  # seconds between reading losses back from the device, which waits for it each time
 
@@ -30,16 +31,26 @@ def main() -> None:
     )
     args = parser.parse_intermixed_args()
     path = Path(args.config)
+    run = None
     if args.resume:
         run = run_to_resume(path)
         config = configuration.load(run / "config.yaml", args.overrides)
         if path.is_file():
             tell_differences(path, config, args.overrides)
-        train(config, run.name, run)
     elif path.is_dir():
         raise UsageError(f"{path} is a folder: add --resume to go on with a run, or give a YAML file to start one")
     else:
-        train(configuration.load(path, args.overrides), path.stem)
+        config = configuration.load(path, args.overrides)
+    try:
+        train(config, path.stem, run)
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not re.search(r"out of memory|allocate memory", str(error)):
+            raise
+        rows, block = config.train.batch_size // config.train.accumulation, config.model.block_size
+        raise RunError(
+            f"out of memory with {rows} rows of {block} tokens at once: raise train.accumulation, or lower "
+            f"train.batch_size, model.block_size or the size of the model"
+        ) from None
 
 
 def run_to_resume(path: Path) -> Path:
@@ -80,14 +91,16 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     from optim import learning_rate, load_state_by_name, make_optimizer, state_by_name
 
     settings, max_steps = config.train, config.train.max_steps
+    deadline = time.monotonic() + 60 * (settings.max_minutes or float("inf"))
     device = devices.choose_device(settings.device)
     dtype, notice = devices.choose_dtype(device, settings.dtype)
     scaler = devices.make_scaler(device, dtype)
+    saved: dict[str, Any] = {}
     if resume:
-        if not (files := runs.step_files(resume)):
-            raise UsageError(f"{resume} has no checkpoint to resume from: start a new run without --resume")
-        file, saved = checkpoint.read_first(files)
-        check_resumable(config, saved, file, str(dtype))
+        runs.lock(resume)
+        if files := runs.step_files(resume):  # else it was stopped before its first checkpoint: from the beginning
+            file, saved = checkpoint.read_first(files)
+            check_resumable(config, saved, file, str(dtype))
     data = Data(config.data, config.model, settings.seed)
     tokenizer = data.tokenizer
 
@@ -99,7 +112,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     optimizer = make_optimizer(model, config.optim)
     best = float("inf")
     row: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
-    if resume:
+    if saved:
         if saved["fingerprint"] != data.fingerprint:
             raise UsageError(f"data.name={config.data.name} is not the data of {file}: prepare that text again")
         checkpoint.load_weights(model, saved["model"], file)
@@ -107,7 +120,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
         if scaler.is_enabled() and saved["scaler"]:
             scaler.load_state_dict(saved["scaler"])
         best, row = saved["best"], saved["row"]
-        del saved
+        saved.clear()  # the rest of it is not needed any more
 
     def losses_of(function: Any, inputs: np.ndarray, targets: np.ndarray) -> torch.Tensor:
         """The losses (rows, T) of some rows, by the model or its compiled form."""
@@ -143,7 +156,9 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     # everything fits together: from here on something is written
     done, tokens = row["step"], row["tokens"]
     run = resume or runs.new_run(name)
-    (run / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    if not resume:
+        runs.lock(run)
+    runs.replace_text(run / "config.yaml", config.to_yaml())
     print(f"run     {run}" + (f", after step {done:,} of {max_steps:,}" if resume else f", {max_steps:,} steps"))
     print(data.describe())
     for part, shape, count in (table := parameter_table(model)):
@@ -200,7 +215,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
         log.write()
 
     with Stop() as stop:
-        if resume:
+        if row["step"]:
             settle(row)  # the run may have been killed between the save and this
         start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
         while done < max_steps:
@@ -210,7 +225,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
             row = {"step": done, "train_loss": train_loss, "val_loss": None, "lr": lr, "grad_norm": grad_norm}
             row |= {"tokens": tokens, "tokens_per_s": None, "seconds": time.perf_counter() - start}
             log.add(row)
-            stopping = stop.status
+            stopping = stop.status or (143 if time.monotonic() > deadline else 0)
             due = done == max_steps or done % settings.eval_every == 0 or done % settings.checkpoint_every == 0
             if due or stopping:
                 log.read()

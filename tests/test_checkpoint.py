@@ -129,7 +129,7 @@ def changed(**parts):
         (lambda path: sealed(path, torch_file([1, 2])), "format 1"),
         *((lambda path, other=other: save(path, changed(format=other)), "format 1") for other in (0, 2, "1")),
         *((lambda path, key=key: save(path, changed(**{key: None})), f"no {key}") for key in ("config", "tokenizer")),
-        (lambda path: save(path, changed(model=None, row=None)), "no model, row"),
+        (lambda path: save(path, changed(model=None, row=None)), "no row, model"),
         (lambda path: save(path, changed(model={})), "wte.weight"),
         (lambda path: save(path, changed(tokenizer={"type": "other"})), "unknown tokenizer"),
     ],

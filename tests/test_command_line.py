@@ -360,7 +360,7 @@ def test_a_checkpoint_is_sampled_with_its_own_tokenizer(call, monkeypatch, tmp_p
     other.write_text(names.upper(), encoding="utf-8")  # as many characters, but others
     before = call(sample, "--seed", 1)[1]
     monkeypatch.setitem(corpus.EMBEDDED, "names", other)
-    corpus.prepare("names", 0.1, 0)
+    corpus.prepare("names", corpus.Source([other], "lines"), "char", 0.1, 0)
     assert call(sample, "--seed", 1)[1] == before
     status, _, err = call(train, "runs/micro", "--resume", "train.max_steps=30")
     assert status == 2 and "not the data of" in err
