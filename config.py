@@ -87,7 +87,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_ranges("data", self)
         if not self.name.strip() or re.search(r"[\x00-\x1f\x7f-\x9f]", self.name):
-            raise UsageError(f"data.name={self.name!r} names no data: give a prepared set such as names, or a text file")
+            raise UsageError(
+                f"data.name={self.name!r} names no data: give a prepared set such as names, or a text file"
+            )
 
 
 @dataclass

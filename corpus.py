@@ -374,7 +374,9 @@ def read_meta(name: str) -> dict[str, Any]:
     except OSError as error:
         there = ", ".join(sorted({*EMBEDDED, *(meta.parent.name for meta in PREPARED.glob("*/meta.json"))}))
         have = f"give a text file or folder, or one of {there}, or {again(name)}"
-        raise UsageError(f"data.name={name} is no text and no prepared set ({path}: {error.strerror}): {have}") from None
+        raise UsageError(
+            f"data.name={name} is no text and no prepared set ({path}: {error.strerror}): {have}"
+        ) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is damaged: {again(name)}") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT or not {"val_fraction", "split_seed"} <= meta.keys():

@@ -144,11 +144,12 @@ class Data:
 
 
 def _open(path: Path, meta: dict[str, Any], split: str) -> np.ndarray:
-    dtype, expected = np.dtype(meta["dtype"]), meta["splits"][split]["tokens"]
+    dtype = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}[meta["dtype"]]
+    expected = meta["splits"][split]["tokens"]
     try:
         tokens = np.memmap(path, dtype=dtype, mode="r")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read ({error}): {corpus.again(path.parent.name)}") from None
-    if dtype.kind != "u" or len(tokens) != expected:
+    if len(tokens) != expected:
         raise UsageError(f"{path} does not fit its meta.json: {corpus.again(path.parent.name)}")
     return tokens

@@ -1,6 +1,7 @@
 """Train a GPT. The run is written to runs/<name of the config>: config.yaml, metrics.jsonl, step-*.pt and best.pt."""
 
 import argparse
+import math
 import re
 import signal
 import sys
@@ -203,6 +204,8 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
         if row["step"] % settings.eval_every == 0 or row["step"] == max_steps:
             total, _ = total_loss(model, data.val, devices.autocast(device, dtype))
             row["val_loss"] = total / data.val_characters
+            if not math.isfinite(row["val_loss"]):
+                raise RunError(f"the validation loss is {row['val_loss']} at step {row['step']}: the run has diverged")
             log.say(f"{log.line(row)}  val loss {row['val_loss']:.4f} nats per character")
             if row["val_loss"] < best:
                 best = row["val_loss"]

@@ -33,20 +33,6 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
 
 
-@pytest.fixture
-def call(monkeypatch, capfd):
-    """call(train, "configs/micro.yaml", ...) → (exit status, stdout, stderr)"""
-
-    def call(script, *args):
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            errors.run(script.main)
-        return (stopped.value.code, *capfd.readouterr())
-
-    return call
-
-
 def run(*command, **options):
     """A script in a process of its own."""
     return subprocess.run(
@@ -255,7 +241,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
         ([MICRO, "train.max_steps"], ["train.max_steps", "section.key=value"]),
         ([MICRO, "train.max_steps=0"], ["train.max_steps=0", "at least 1"]),
         ([MICRO, "model.n_heads=3"], ["n_heads=3", "d_model=16", "1, 2, 4, 8, 16"]),
-        ([MICRO, "data.name=nothing"], ["data.name", "nothing", "names"]),
+        ([MICRO, "data.name=nothing"], ["data.name=nothing", "no prepared set", "python data/prepare.py"]),
         ([MICRO, "train.device=gpu"], ["train.device", "gpu", "cuda"]),
         ([MICRO, "train.dtype=float16", "train.device=cpu"], ["float16", "cpu", "float32 or bfloat16"]),
         ([MICRO, "data.mode=stream", "model.block_size=500000"], ["block_size=500000", "192013", "192012"]),
@@ -306,7 +292,7 @@ def test_sampling_without_any_run_says_how_to_train_one(call):
     assert status == 2 and "python train.py configs/micro.yaml" in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("script", ["train.py", "sample.py", "data/prepare.py"])
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "evaluate.py", "data/prepare.py"])
 def test_help_comes_before_torch(script):
     result = run("-X", "importtime", ROOT / script, "--help")
     assert result.returncode == 0 and "usage:" in result.stdout

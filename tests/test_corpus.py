@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import errno
+import functools
 import gzip
 import hashlib
 import http.client
@@ -32,10 +33,7 @@ from errors import RunError, UsageError
 ROOT = Path(__file__).resolve().parent.parent
 # `prepared` is an empty folder or one that earlier examples have left a set in: both are as good
 REPEATABLE = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
+    deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 WORDS = [f"{a}{b}{c}" for a in "klm" for b in "aeiou" for c in "nrst"]
 BOS = 256  # of byte tokens
@@ -178,6 +176,7 @@ def all_at_once(raw: bytes, how: str | None) -> list[str]:
     return [document for document in found if how is None or document.strip()]
 
 
+anything = st.text(st.characters(exclude_categories=["Cs"]))  # surrogates are halves of characters
 PIECES = ["a", "b c", "é", "王", "🙂", " ", "\t", "\n", "\n\n", "\r", "\r\n", "\r\n\r\n", "\u2028", "\x0b", "\ufeff"]
 mixed = st.lists(st.sampled_from(PIECES)).map("".join) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"])
@@ -230,16 +229,16 @@ def test_a_file_that_is_no_text_is_refused_with_the_offset(tmp_path, chunk):
 
 
 PACKED = gzip.compress(b"some text\n" * 10, mtime=0)
-DAMAGED_GZIP = {f"cut after {n} bytes": PACKED[:n] for n in range(2, len(PACKED))}
-DAMAGED_GZIP |= {"flipped": PACKED[:-6] + b"?" + PACKED[-5:], "none": b"\x1f\x8bsome text"}
+DAMAGED_GZIP = [PACKED[:n] for n in range(2, len(PACKED))]  # cut
+DAMAGED_GZIP += [PACKED[:-6] + b"?" + PACKED[-5:], b"\x1f\x8bsome text"]  # another checksum; no gzip at all
 
 
 def test_a_damaged_gzip_file_is_refused_with_its_path(tmp_path):
     (tmp_path / "folder").mkdir()
-    for i, raw in enumerate(DAMAGED_GZIP.values()):
+    for raw in DAMAGED_GZIP:
         file = tmp_path / "folder" / "a.gz"
         file.write_bytes(raw)
-        assert f"{file} is a damaged gzip file" in refusal(read, file), list(DAMAGED_GZIP)[i]
+        assert f"{file} is a damaged gzip file" in refusal(read, file)
         # inside a folder as well, where files are looked at to leave out those that are no text
         assert f"{file} is a damaged gzip file" in refusal(lambda: read(*corpus.find_files([tmp_path / "folder"])))
 
@@ -248,7 +247,7 @@ def test_a_damaged_gzip_file_is_refused_with_its_path(tmp_path):
 
 
 @REPEATABLE
-@given(st.lists(anything := st.text(st.characters(exclude_categories=["Cs"]))), st.booleans(), st.integers(1, 20))
+@given(st.lists(anything), st.booleans(), st.integers(1, 20))
 def test_json_lines_are_the_texts_of_one_field(tmp_path, texts, ascii_only, chunk):
     lines = [json.dumps({"id": 3, "text": text, "x": {"text": 1}}, ensure_ascii=ascii_only) for text in texts]
     (tmp_path / "a.jsonl").write_bytes("\r\n \n".join(lines).encode())
@@ -262,7 +261,7 @@ DAMAGED_JSON = [
     ('{"text": "a"', "no JSON"),
     ("text", "no JSON"),
     ('{"text": "a"} {"text": "b"}', "no JSON"),
-    ("[" * 100_000, "no JSON"),
+    ("[" * 10_000, "no JSON"),
     ('{"title": "a", "body": "b"}', "its fields: title, body"),
     ('{"text": 3}', "no text in the field 'text'"),
     ('{"text": null}', "no text in the field 'text'"),
@@ -276,7 +275,7 @@ DAMAGED_JSON = [
 def test_a_json_line_without_a_text_is_refused_with_its_number(prepared, line, word, tokens):
     lines = [json.dumps({"text": text}) for text in WORDS]
     file = write(prepared.with_name("a.jsonl"), [*lines[:20], "", line, *lines[20:]])
-    for chunk in (1, 50, 1 << 20):
+    for chunk in (50, 1 << 20):
         with chunks_of(chunk):
             message = refusal(corpus.prepare, "mine", Source([file], "lines", "text"), tokens, 0.3, 0)
         assert f"{file}, line 22, " in message and word in message
@@ -381,8 +380,7 @@ def test_a_split_without_documents_is_refused_with_numbers(prepared):
 @pytest.mark.parametrize("raw", [b"", b"\n\n\n", b"\xef\xbb\xbf \t\r\n"])
 def test_a_blank_file_is_refused(prepared, how, tokens, raw):
     prepared.write_bytes(raw)
-    if how is None and raw.strip():
-        raw = b""  # as a plain text, blanks are characters like others, but these are too few
+    # as a plain text, blanks are characters like others, but these are too few
     message = refusal(corpus.prepare, "mine", Source([prepared], how), tokens, 0.1, 0)
     assert "no text" in message or "split is empty" in message
 
@@ -401,16 +399,16 @@ def test_a_given_validation_text_is_held_out_as_it_is(prepared, call):
     write(prepared.with_name("a.txt"), [*WORDS[:30], *WORDS[:5], "", "only here: x"])
     write(prepared.with_name("b.txt"), [*WORDS[30:40], WORDS[30], "only there: y"])
     write(prepared.with_name("c.txt"), WORDS[40:])
-    paths = [prepared.with_name(name) for name in ("a.txt", "--val-file", "b.txt", "--val-file", "c.txt")]
-    args = [path if "--" not in path.name else path.name for path in paths]
-    status, out, _ = call(prepare, *args, "--documents", "lines", "--name", "mine", "--val-fraction", "0.7")
+    a, b, c = (prepared.with_name(name) for name in ("a.txt", "b.txt", "c.txt"))
+    args = [a, "--val-file", b, "--val-file", c, "--documents", "lines", "--name", "mine"]
+    status, out, _ = call(prepare, *args, "--val-fraction", "0.7")
     assert status == 0 and "6 duplicates, 1 blank" in out
     assert sorted(documents_of("train")) == sorted([*WORDS[:30], "only here: x"])
     assert sorted(documents_of("val")) == sorted([*WORDS[30:], "only there: y"])
     # nothing was drawn, so nothing is asked of the settings that would draw
     assert corpus.ensure("mine", "documents", 0.1, 5)[0] == "mine"
-    status, _, _ = call(prepare, *args, "--documents", "lines", "--name", "mine", "--tokenizer", "char")
-    assert status == 0 and {"x", "y"} < set(meta()["tokenizer"]["characters"])
+    assert call(prepare, *args, "--tokenizer", "char")[0] == 0
+    assert {"x", "y"} < set(meta()["tokenizer"]["characters"])
 
 
 def test_a_given_validation_text_that_shares_documents_is_refused_with_their_number(prepared, call):
@@ -530,14 +528,14 @@ def test_the_last_tenth_of_the_characters_of_a_plain_text_is_held_out(prepared, 
         assert max(stored("train") + stored("val")) < tokenizers.from_dict(meta()["tokenizer"]).bos_id
 
 
-@pytest.mark.parametrize(("val_fraction", "cut"), [(0.5, 50), (0.25, 75), (0.9, 10)])
+@pytest.mark.parametrize(("val_fraction", "cut"), [(0.5, 50), (0.25, 75)])
 def test_another_share_of_a_plain_text_can_be_held_out(prepared, ranks, val_fraction, cut):
     prepared.write_text("abcdefghij" * 10)
     prepare_text(prepared, "char", ranks, val_fraction)
     assert len(text_of("train")) == cut and len(text_of("val")) == 100 - cut
 
 
-@pytest.mark.parametrize("length", [0, 1, 10, 19])
+@pytest.mark.parametrize("length", [0, 1, 2, 10])
 def test_a_plain_text_too_short_for_two_splits_is_refused_with_its_length(prepared, length):
     prepared.write_text("abcdefghijklmnopqrst"[:length])
     message = refusal(corpus.prepare, "mine", Source([prepared]), "byte", 0.1, 0)
@@ -569,21 +567,25 @@ def test_a_plain_text_has_the_same_token_files_in_chunks_of_any_size(prepared, r
     assert stored("train") == tokenizer.encode(whole[:cut]) and stored("val") == tokenizer.encode(whole[cut:])
 
 
+# tokens of every kind that a cut in the wrong place would break
+MERGES = [b"  ", b"\n\n", b" a", b"a ", b"\na", b"a\n", b" \n", "é".encode()]
+
+
+@functools.cache
+def with_merges() -> list[tokenizers.Tokenizer]:
+    for package in ("tokenizers", "tiktoken"):
+        pytest.importorskip(package)
+    learned = tokenizers.train_bpe(["  \n\n a a a\n12 12 don't  \u00a0\u3000"], 320)
+    return [learned, tokenizers.gpt2([bytes([b]) for b in range(256)] + MERGES)]
+
+
 @REPEATABLE
 @given(st.lists(st.sampled_from([*PIECES, " a", "\n\n", "don't", "  ", "12 ", "\u00a0", "\x1c", "\u200b", "\u3000"])))
 def test_a_text_cut_at_word_borders_has_the_tokens_of_the_whole(pieces):
-    for package in ("tokenizers", "tiktoken"):
-        pytest.importorskip(package)
     cut, text = list(corpus.at_word_borders(iter(pieces))), "".join(pieces)
     assert "".join(cut) == text
-    merges = [b"  ", b"\n\n", b" a", b"a ", b"\na", b"a\n", b" \n", "é".encode()]  # many that a wrong cut would hinder
-    for tokenizer in (tokenizers.gpt2([bytes([b]) for b in range(256)] + merges), learned()):
+    for tokenizer in with_merges():
         assert [i for part in cut for i in tokenizer.encode(part)] == tokenizer.encode(text)
-
-
-def learned(made: list = []) -> tokenizers.Tokenizer:  # noqa: B006
-    made or made.append(tokenizers.train_bpe(["  \n\n a a a\n12 12 don't  \u00a0\u3000"], 320))
-    return made[0]
 
 
 def test_a_long_text_is_cut_into_pieces_of_about_a_chunk():
@@ -595,21 +597,15 @@ def test_a_long_text_is_cut_into_pieces_of_about_a_chunk():
 # A set on the disk
 
 
-@pytest.mark.parametrize("existing", [False, True])
+MOMENTS = [(corpus._Split, "write"), (Path, "write_text"), (Path, "rename"), (Path, "mkdir"), (os, "chmod")]
+MOMENTS += [(corpus.tempfile, "mkdtemp")]
+
+
+@pytest.mark.parametrize(("owner", "name"), MOMENTS)
 @pytest.mark.parametrize("how", ["lines", None])
-@pytest.mark.parametrize(
-    ("owner", "name", "least"),
-    [
-        (corpus._Split, "write", 2),
-        (Path, "write_text", 1),
-        (os, "chmod", 1),
-        (Path, "rename", 1),
-        (Path, "mkdir", 1),
-        (corpus.tempfile, "mkdtemp", 2),
-    ],
-)
+@pytest.mark.parametrize("existing", [False, True])
 def test_a_preparation_that_fails_at_any_moment_leaves_what_was_there_and_nothing_else(
-    prepared, existing, how, owner, name, least
+    prepared, existing, how, owner, name
 ):
     def again():
         return corpus.prepare("mine", Source([prepared], how), "byte", 0.3, 0)
@@ -617,23 +613,20 @@ def test_a_preparation_that_fails_at_any_moment_leaves_what_was_there_and_nothin
     write(prepared, WORDS)
     if existing:
         again()
-    before = files(prepared.parent)
     write(prepared, WORDS[:30])
-    before["names.txt"] = prepared.read_bytes()
+    before = files(prepared.parent)
     for nth in itertools.count(1):
         with failing(owner, name, nth, OSError(errno.ENOSPC, "No space left on device")) as calls:
-            if nth > least and len(calls) < nth:
-                with contextlib.suppress(RunError):
-                    again()
-                if len(calls) < nth:
-                    break
-            else:
-                with pytest.raises(RunError) as error:
-                    again()
-        assert len(str(error.value).splitlines()) == 1 and "mine" in str(error.value)
-        assert "No space left on device" in str(error.value)
+            try:
+                again()
+            except RunError as error:
+                message = str(error)
+        if len(calls) < nth:
+            break  # it is not called that often, so nothing failed
+        assert len(message.splitlines()) == 1 and "mine" in message and "No space left on device" in message
         assert files(prepared.parent) == before
         assert not corpus.PREPARED.exists() or [path.name for path in corpus.PREPARED.iterdir()] == ["mine"] * existing
+    assert nth > 1 and files(prepared.parent) != before
 
 
 def test_a_disk_that_is_full_is_said_in_one_line(prepared):
@@ -738,7 +731,8 @@ def test_a_text_of_the_users_own_is_prepared_on_the_way_and_again_when_it_change
     assert corpus.ensure(str(file), "stream", 0.3, 0)[1]["documents"] is None
     assert text_of("train", name) + text_of("val", name) == file.read_text()
     assert corpus.ensure(str(file), "stream", 0.5, 0)[1]["val_fraction"] == 0.5
-    # the same length at another time
+    # another text of the same length, written later
+    corpus.ensure(str(file), "documents", 0.3, 0)
     before = file.stat().st_mtime_ns
     write(file, [word.upper() for word in WORDS])
     os.utime(file, ns=(before + 1, before + 1))
@@ -973,7 +967,7 @@ class Cut(io.BytesIO):
         (PLAY[:-1], ["SHA-256", hashlib.sha256(PLAY).hexdigest()]),
         (b"", ["SHA-256", hashlib.sha256(PLAY).hexdigest()]),
     ],
-    ids=str,
+    ids=["offline", "not found", "slow", "reset", "cut", "one byte less", "empty"],
 )
 def test_a_download_that_fails_says_so_in_one_line_and_leaves_nothing(prepared, call, download, answer, words):
     download(answer)

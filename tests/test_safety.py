@@ -1,0 +1,366 @@
+"""What a run survives: failing disks, damaged files, signals, numbers that are not finite, and a second training."""
+
+import errno
+import fcntl
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import checkpoint
+import corpus
+import dataset
+import device
+import errors
+import runs
+import sample
+import train
+from config import DataConfig, ModelConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+MICRO = str(ROOT / "configs" / "micro.yaml")
+SMALL = ["train.max_steps=20", "train.batch_size=4", "train.samples=0", "train.eval_every=10"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
+
+
+def metrics(folder="runs/micro"):
+    rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("tokens_per_s", "seconds")} for row in rows]
+
+
+def weights(file):
+    return {name: value.clone() for name, value in checkpoint.read(Path(file))["model"].items()}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def start(*args, **options):
+    command = [sys.executable, ROOT / "train.py", MICRO, *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def wait_for(what, process):
+    while process.poll() is None and not what():
+        time.sleep(0.02)
+
+
+# ---------------------------------------------------------------------------------------------------------- the disk
+
+
+FAULTS = {
+    "write": (checkpoint._HashingFile, "write", 40),
+    "flush": (os, "fsync", 9),
+    "rename": (os, "replace", 7),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_disk_that_fails_at_any_moment_leaves_a_loadable_run(call, monkeypatch, what):
+    place, name, every = FAULTS[what]
+    real = getattr(place, name)
+    failed = 0
+    for failing in [*range(1, every, 1 + every // 10), *range(every, 400, 29)]:
+        calls = 0
+
+        def faulty(*args, failing=failing):
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args)
+
+        monkeypatch.setattr(place, name, faulty)
+        status, _, err = call(train, MICRO, *SMALL, "train.checkpoint_every=5", "train.seed=1")
+        monkeypatch.setattr(place, name, real)
+        if calls < failing:
+            assert status == 0
+            break
+        failed += 1
+        run = max(Path("runs").glob("*"), key=lambda path: path.stat().st_mtime_ns)
+        assert status == 1 and len(err.splitlines()) == 1 and "No space left" in err
+        assert not list(run.glob("*.tmp"))
+        for file in run.glob("*.pt"):
+            checkpoint.read(file)
+        if (run / "config.yaml").exists():
+            assert call(train, run, "--resume")[0] == 0
+            assert metrics(run)[-1]["step"] == 20
+    assert failed >= 5
+
+
+def test_a_file_size_limit_is_a_failed_save_and_not_a_damaged_one(tmp_path):
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "
+    code = limit + "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    script = str(ROOT / "train.py")
+    place = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, script, MICRO, *SMALL]
+    result = subprocess.run(command, capture_output=True, text=True, env=place)
+    assert result.returncode == 1 and "File too large" in result.stderr and "step-000010.pt" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not list(Path("runs/micro").glob("*.pt*"))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(call):
+    Path("runs").write_text("a file")
+    status, _, err = call(train, MICRO, *SMALL)
+    assert status == 1 and len(err.splitlines()) == 1 and "runs" in err
+
+
+def test_every_flipped_bit_and_every_truncation_is_noticed(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    raw, rng = Path("runs/micro/step-000020.pt").read_bytes(), random.Random(0)
+    for place in rng.sample(range(len(raw)), 200):
+        Path("bad.pt").write_bytes(raw[:place] + bytes([raw[place] ^ 1 << rng.randrange(8)]) + raw[place + 1 :])
+        with pytest.raises(errors.UsageError, match=r"bad\.pt"):
+            checkpoint.read(Path("bad.pt"))
+    for length in [0, 1, 39, 40, 41, *rng.sample(range(len(raw)), 45)]:
+        Path("bad.pt").write_bytes(raw[:length])
+        with pytest.raises(errors.UsageError, match=r"bad\.pt"):
+            checkpoint.read(Path("bad.pt"))
+
+
+# ------------------------------------------------------------------------------------------------------------- stops
+
+
+@pytest.mark.slow
+def test_killed_runs_end_as_if_nothing_had_happened(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "kill_resume.py", "--kills", "12", "--steps", "150"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"kills 1\d.*damaged loads 0, differing bits 0, differing rows 0", result.stdout)
+
+
+def test_a_run_that_was_stopped_several_times_equals_the_one_that_was_not(call):
+    options = [*SMALL, "model.dropout=0.3", "train.accumulation=2"]
+    assert call(train, MICRO, *options)[0] == 0
+    assert call(train, MICRO, *options, "train.checkpoint_every=1", "train.keep=99")[0] == 0
+    for stop in (3, 10, 11):  # 10 was evaluated; the row of a stop that lies in the future is cut
+        for later in range(stop + 1, 21):
+            Path(f"runs/micro-2/step-{later:06d}.pt").unlink(missing_ok=True)
+        assert call(train, "runs/micro-2", "--resume")[0] == 0
+        assert metrics("runs/micro-2") == metrics("runs/micro")
+    for file in ("step-000020.pt", "best.pt"):
+        assert equal(weights(f"runs/micro-2/{file}"), weights(f"runs/micro/{file}"))
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    before = metrics()
+    for file in Path("runs/micro").glob("*.pt"):
+        file.unlink()
+    assert call(train, MICRO, "--resume")[0] == 0
+    assert metrics() == before
+
+
+def test_sigterm_saves_and_says_so_in_its_status():
+    process = start("train.max_steps=100000", "train.batch_size=8")
+    wait_for(lambda: Path("runs/micro/metrics.jsonl").exists() and metrics(), process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    step = int(re.search(r"stopped after step (\d+) and saved", err).group(1))
+    assert checkpoint.read(runs.step_files(Path("runs/micro"))[0])["row"]["step"] == step
+
+
+def test_the_time_limit_saves_and_says_so_in_its_status(call):
+    status, _, err = call(train, MICRO, *SMALL, "train.max_steps=100000", "train.max_minutes=0.02")
+    assert status == 143 and "go on with: python train.py runs/micro --resume" in err
+    assert metrics()[-1]["step"] == checkpoint.read(runs.step_files(Path("runs/micro"))[0])["row"]["step"]
+
+
+def test_two_trainings_never_write_one_run(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    while runs._locks:  # as another process would see it
+        os.close(runs._locks.popitem()[1])
+    other = os.open("runs/micro", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    status, _, err = call(train, MICRO, "--resume", "train.max_steps=30")
+    assert status == 2 and "being written by another training" in err
+    os.close(other)
+    assert call(train, MICRO, "--resume", "train.max_steps=30")[0] == 0
+
+
+def test_extending_a_run_says_how_the_schedule_changes_and_shortening_is_refused(call):
+    assert call(train, MICRO, *SMALL, "optim.warmup_steps=0")[0] == 0
+    status, _, err = call(train, MICRO, "--resume", "train.max_steps=15")
+    assert status == 2 and "train.max_steps=15 is behind" in err
+    status, out, _ = call(train, MICRO, "--resume", "train.max_steps=40", "train.keep=1")
+    assert status == 0
+    assert "train.max_steps was 20, now 40" in out and "train.keep was 2, now 1" in out
+    assert "the next learning rate would have been 0, it is 0.02" in out  # half of 0.04 is left at half the way
+    assert [row["lr"] for row in metrics()][20] == pytest.approx(0.02)
+
+
+# -------------------------------------------------------------------------------------------------- numbers, precision
+
+
+def test_an_infinite_gradient_stops_the_run_before_anything_is_overwritten(call, monkeypatch):
+    real, calls = torch.nn.utils.clip_grad_norm_, 0
+
+    def poisoned(parameters, *args):
+        nonlocal calls
+        calls, parameters = calls + 1, list(parameters)
+        if calls == 17:
+            parameters[0].grad[0, 0] = float("inf")
+        return real(parameters, *args)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
+    status, _, err = call(train, MICRO, *SMALL, "train.checkpoint_every=5")
+    assert status == 1 and "diverged at step 17" in err and "gradient norm inf" in err and "learning rate" in err
+    assert checkpoint.read(runs.step_files(Path("runs/micro"))[0])["row"]["step"] == 15
+    assert checkpoint.read(Path("runs/micro/best.pt"))["row"]["step"] == 10
+    assert metrics()[-1]["step"] <= 16
+
+
+def test_a_validation_loss_that_is_no_number_is_never_best(call, monkeypatch):
+    import evaluate
+
+    monkeypatch.setattr(evaluate, "total_loss", lambda *_: (float("nan"), 1))
+    status, _, err = call(train, MICRO, *SMALL)
+    assert not Path("runs/micro/best.pt").exists()
+    assert status == 1 and "validation loss is nan" in err and len(err.splitlines()) == 1
+
+
+class Recorder:
+    """A gradient scaler that notes what is asked of it, and scales by 2."""
+
+    def __init__(self):
+        self.asked, self.loaded = [], None
+
+    def __getattr__(self, name):
+        return lambda *args: self.asked.append(name)
+
+    def is_enabled(self):
+        return True
+
+    def scale(self, loss):
+        self.asked.append("scale")
+        return loss * 2
+
+    def unscale_(self, optimizer):
+        self.asked.append("unscale_")
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad /= 2
+
+    def step(self, optimizer):
+        self.asked.append("step")
+        optimizer.step()
+
+    def state_dict(self):
+        return {"scale": 512.0}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+def test_scaled_gradients_are_unscaled_then_clipped_and_the_scaler_is_saved(call, monkeypatch):
+    assert call(train, MICRO, *SMALL, "train.accumulation=2")[0] == 0
+    scaler, clip = Recorder(), torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(device, "make_scaler", lambda *_: scaler)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: (scaler.asked.append("clip"), clip(*args))[1])
+    assert call(train, MICRO, *SMALL, "train.accumulation=2")[0] == 0
+    assert scaler.asked == ["scale", "scale", "unscale_", "clip", "step", "update"] * 20
+    assert metrics("runs/micro-2") == metrics("runs/micro")
+    assert call(train, "runs/micro-2", "--resume", "train.max_steps=21")[0] == 0
+    assert scaler.loaded == {"scale": 512.0}
+
+
+def test_a_change_of_precision_is_announced(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    status, out, _ = call(train, MICRO, "--resume", "train.max_steps=21", "train.dtype=bfloat16")
+    assert status == 0 and "the precision changes: torch.float32 until now, torch.bfloat16 from here on" in out
+
+
+def test_out_of_memory_says_what_to_lower(call):
+    # terabytes of weights: refused by the allocator at once
+    status, _, err = call(train, MICRO, *SMALL, "model.d_model=1000000", "model.d_ff=null")
+    assert status == 1 and len(err.splitlines()) == 1
+    assert "out of memory with 4 rows of 8 tokens" in err and "train.batch_size" in err
+    assert not Path("runs").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------- fuzz
+
+FUZZ = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+def ends_in_order(script, *args):
+    sys.argv = ["script", *args]
+    with pytest.raises(SystemExit) as stopped:
+        errors.run(script.main)
+    return stopped.value.code
+
+
+def test_any_prompt_is_continued_or_refused(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+
+    @FUZZ
+    @given(st.text() | st.text("abcdefghijklmnopqrstuvwxyz") | st.binary().map(os.fsdecode))
+    def check(prompt):
+        known = set(prompt) <= set("abcdefghijklmnopqrstuvwxyz")
+        status = ends_in_order(sample, "--num-samples=1", "--max-new-tokens=3", f"--prompt={prompt}")
+        assert status == (0 if known else 2)
+
+    check()
+
+
+def test_any_command_line_ends_in_order():
+    words = st.sampled_from([MICRO, "--resume", "--help", "runs", "optim.lr=", "train.seed=x", "=", "--", "-", "model"])
+
+    @FUZZ
+    @given(st.lists(words | st.text(st.characters(exclude_characters="\0")), max_size=4))
+    def check(args):
+        if MICRO in args and "--help" not in args:
+            args.append("train.max_steps=0")  # so that nothing trains here
+        assert ends_in_order(train, *args) in (0, 2)
+
+    check()
+    assert not Path("runs").exists()
+
+
+def test_any_meta_and_any_token_file_is_used_or_refused(call):
+    Path("mine.txt").write_text("".join(f"document {i}\n" for i in range(40)))
+    corpus.prepare("mine", corpus.Source([Path("mine.txt")], "lines"), "char", 0.1, 0)
+    meta, tokens = (corpus.PREPARED / "mine" / name for name in ("meta.json", "train.bin"))
+    good, ids = json.loads(meta.read_text()), tokens.read_bytes()
+    anything = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*good, "val"]), inner, max_size=3),
+    )
+
+    def opens():
+        try:
+            dataset.Data(DataConfig(name="mine"), ModelConfig(), 0).train.batch(0, 4)
+        except errors.UsageError as error:
+            assert len(str(error).splitlines()) == 1
+
+    @FUZZ
+    @given(st.sampled_from(sorted(good)), anything, st.binary(max_size=50))
+    def check(key, value, raw):
+        meta.write_text(json.dumps(good | {key: value}))
+        opens()
+        meta.write_text(json.dumps(value))
+        opens()
+        meta.write_text(json.dumps(good))
+        tokens.write_bytes(raw + ids[len(raw) :])
+        opens()
+        tokens.write_bytes(ids)
+
+    check()
