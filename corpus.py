@@ -9,159 +9,28 @@ and a plain text stands as it is, its last tenth being the validation split.
 """
 
 import bisect
-import codecs
 import contextlib
-import gzip
 import hashlib
-import itertools
 import json
 import os
 import re
 import tempfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 import tokenizer as tokenizers
 from errors import RunError, UsageError
 from log import progress
+from reader import Source, at_word_borders, find_files
 from tokenizer import Tokenizer
 
 DATA = Path(__file__).resolve().parent / "data"
 PREPARED = DATA / "prepared"
 EMBEDDED = {"names": DATA / "names.txt"}  # sets whose text the project has: one name a line
 FORMAT = 1
-CHUNK = 1 << 18  # bytes read at once: what fits a core's cache is twice as fast as what does not
-BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")  # what stands between blocks
-LEADING_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
-
-
-@dataclass
-class Source:
-    """Files and how they are cut into documents: lines, blocks, files, or None for one plain text.
-
-    `json_field`: each line is a JSON object, and the document is its field of this name. Reading counts what it skips.
-    """
-
-    files: list[Path]
-    documents: str | None = None
-    json_field: str | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        return sum(path.stat().st_size for path in self.files)
-
-    def chunks(self, advance: Callable[[int], object]) -> Iterator[list[str]]:
-        """The documents, or the pieces of a plain text, in lists of about CHUNK bytes; `advance` is told the bytes."""
-        self.counts = {"blank": 0}
-        if self.documents is None:
-            return ([text] for path in self.files for text in read_text(path, advance))
-        return (self._not_blank(found) for path in self.files for found in self._documents_of(path, advance))
-
-    def _documents_of(self, path: Path, advance: Callable[[int], object]) -> Iterator[list[str]]:
-        if self.documents == "files":
-            yield ["".join(read_text(path, advance))]
-            return
-        left, line = "", 1
-        for text in itertools.chain(read_text(path, advance), [None]):
-            # all but the last document: the rest of that may be in the next chunk; at the end it is one as well
-            left += text or ""
-            *found, left = left.split("\n") if self.documents == "lines" else BLANK_LINES.split(left)
-            if text is None and left:
-                found.append(left)
-            if self.documents == "blocks":  # a border can fall into the lines between two blocks
-                found = [LEADING_LINES.sub("", document).removesuffix("\n") for document in found]
-            if self.json_field:
-                line += len(found)
-                found = [self._json(text, path, line - len(found) + i) for i, text in enumerate(found) if text.strip()]
-            yield found
-
-    def _json(self, text: str, path: Path, line: int) -> str:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}, line {line}, is no JSON: {error}") from None
-        if not isinstance(value, dict) or not isinstance(value.get(self.json_field), str):
-            fields = ", ".join(value) if isinstance(value, dict) else "none: it is no object"
-            raise UsageError(f"{path}, line {line}, has no text in the field {self.json_field!r}; its fields: {fields}")
-        return value[self.json_field]
-
-    def _not_blank(self, documents: list[str]) -> list[str]:
-        kept = [document for document in documents if document and not document.isspace()]
-        self.counts["blank"] += len(documents) - len(kept)
-        return kept
-
-
-def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The files, and those inside the folders, sorted; of these, hidden ones and those that are no text are left out.
-
-    Raises UsageError for a path that does not exist, and if there is no file.
-    """
-    files = []
-    for path in paths:
-        if not path.exists():
-            raise UsageError(f"{path} does not exist")
-        if not path.is_dir():
-            files.append(path)
-            continue
-        for inside in sorted(path.rglob("*")):
-            hidden = any(part.startswith(".") for part in inside.relative_to(path).parts)
-            if inside.is_file() and not hidden and b"\0" not in _first_bytes(inside):
-                files.append(inside)
-    if not files:
-        raise UsageError(f"{', '.join(map(str, paths))} has no text files")
-    return files
-
-
-def _first_bytes(path: Path) -> bytes:
-    with open_text(path) as file:
-        return file.read(8192)
-
-
-def open_text(path: Path) -> BinaryIO:
-    """The bytes of a file, unpacked if it is gzip."""
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if packed else open(path, "rb")  # type: ignore[return-value]
-
-
-def read_text(path: Path, advance: Callable[[int], object]) -> Iterator[str]:
-    """The text of a UTF-8 file in pieces, without byte-order mark, lines ending in "\\n" (and in nothing else).
-
-    Raises UsageError for a file that cannot be read, is not UTF-8 (with the offset), or is no text.
-    """
-    decoder, offset, held = codecs.getincrementaldecoder("utf-8")(), 0, ""
-    try:
-        with open_text(path) as file:
-            while raw := file.read(CHUNK):
-                if b"\0" in raw:
-                    raise UsageError(f"{path} is no text: it has a NUL byte at offset {offset + raw.index(0)}")
-                pending = len(decoder.getstate()[0])
-                text = held + decoder.decode(raw)
-                if offset == 0:
-                    text = text.removeprefix("\ufeff")
-                offset += len(raw)
-                advance(len(raw))
-                held = "\r" if text.endswith("\r") else ""  # the "\n" may come next
-                text = text.removesuffix(held)
-                yield text.replace("\r\n", "\n") if "\r" in text else text
-            pending = len(decoder.getstate()[0])
-            yield held + decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        at = offset - pending + error.start
-        raise UsageError(
-            f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {at}; "
-            f"convert it first, such as with iconv -f latin1 -t utf-8"
-        ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UsageError(f"{path} is a damaged gzip file: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
 class _Split:
@@ -280,7 +149,8 @@ def _make_tokenizer(tokens: str, alphabet: str, source: Source) -> Tokenizer:
         return tokenizers.byte()
     if kind == "bpe" and argument.isdecimal() and 257 <= int(argument) <= 1_000_000:
         with progress(source.size, "B", "learning the tokens") as bar:
-            return tokenizers.train_bpe((text for texts in source.chunks(bar.update) for text in texts), int(argument))
+            pieces = (text for texts in source.chunks(bar.update) for text in texts)
+            return tokenizers.train_bpe(pieces if source.documents else at_word_borders(pieces), int(argument))
     if kind == "gpt2":
         return tokenizers.gpt2(tokenizers.gpt2_ranks(argument or None))
     raise UsageError(f"tokenizer {tokens!r} is not char, char+unk, byte, bpe:N (257 to 1,000,000) or gpt2")
@@ -295,19 +165,6 @@ def _write_text(source: Source, cut: int, train: _Split, val: _Split, advance: C
         if cut < len(text):
             val.add_text(text[max(0, cut) :])
         cut -= len(text)
-
-
-def at_word_borders(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text, cut only before a space or line end between two words, where no BPE token can stand across."""
-    left = ""
-    for piece in pieces:
-        left += piece
-        borders = [m.start() for m in re.finditer(r"(?<=\S)[ \n](?=\S)", left[-10_000:])]
-        if borders:
-            at = max(0, len(left) - 10_000) + borders[-1]
-            yield left[:at]
-            left = left[at:]
-    yield left
 
 
 def _write_documents(
@@ -332,22 +189,24 @@ def _write_documents(
         h.update(document.encode())
         return h.digest()
 
-    seen, seen_val = set[bytes](), set[bytes]()
+    seen, seen_val, all_shared, example = set[bytes](), set[bytes](), set[bytes](), ""
     for given, low, mine, others in ((source, bound, seen, seen_val), (val_source, b"\xff" * 17, seen_val, seen)):
         for documents in given.chunks(advance) if given else ():
             hashed = dict(zip(map(hash_of, documents), documents, strict=True))
             if shared := hashed.keys() & others:
+                all_shared |= shared
                 example = hashed[min(shared)]
-                raise UsageError(
-                    f"the validation text shares {len(shared)} documents with the training text, such as "
-                    f"{example[:60]!r}: take them out of one of the two"
-                )
             new = sorted([h for h in hashed if h not in mine])
             mine.update(new)
             duplicates += len(documents) - len(new)
             border = bisect.bisect_left(new, low)
             val.add_documents([hashed[h] for h in new[:border]])
             train.add_documents([hashed[h] for h in new[border:]])
+    if all_shared:
+        raise UsageError(
+            f"the validation text shares {len(all_shared)} documents with the training text, such as "
+            f"{example[:60]!r}: take them out of one of the two"
+        )
     return duplicates
 
 
@@ -379,7 +238,11 @@ def read_meta(name: str) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is damaged: {again(name)}") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT or not {"val_fraction", "split_seed"} <= meta.keys():
+    if (
+        not isinstance(meta, dict)
+        or meta.get("format") != FORMAT
+        or not {"val_fraction", "split_seed", "documents", "duplicates", "blank"} <= meta.keys()
+    ):
         raise UsageError(f"{path} is not of this version of the project: {again(name)}")
     return meta
 
@@ -409,7 +272,7 @@ def ensure(name: str, mode: str, val_fraction: float, split_seed: int) -> tuple[
                 raise UsageError(f"{PREPARED / name} was prepared with {had}: use that, or prepare it again")
         return name, meta
     else:
-        if (folder := set_name(path)) in EMBEDDED:
+        if (folder := set_name(path)) in (*EMBEDDED, "shakespeare"):
             raise UsageError(f"{name} would be prepared as {folder}, which the project has: rename the file")
         found = _meta_or_none(folder)
         if found and "source" not in found:

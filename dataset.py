@@ -108,6 +108,7 @@ class Data:
             tokens = {split: _open(folder / f"{split}.bin", self.meta, split) for split in ("train", "val")}
             counts, self.fingerprint = self.meta["splits"]["val"], str(self.meta["fingerprint"])
             self.val_characters = int(counts["characters"]) + int(counts["documents"])  # BOS counts as one
+            self.description = corpus.describe(self.name, self.meta)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{folder / 'meta.json'} is damaged ({error}): {corpus.again(self.name)}") from None
         for split, ids in tokens.items():
@@ -128,11 +129,11 @@ class Data:
         # overlap, as other projects report it
         self.val = DocumentRows(tokens["val"], self.bos_id, block, seed, None if self.meta["documents"] else block)
         if self.bos_id is None:  # nothing stands before the first token that could predict it
-            self.val_characters -= len(self.tokenizer.decode(tokens["val"][:1].tolist()))
+            self.val_characters -= self.tokenizer.characters[tokens["val"][0]]
 
     def describe(self) -> str:
         """What the set holds and how it is cut into rows, in a few lines."""
-        lines = [corpus.describe(self.name, self.meta)]
+        lines = [self.description]
         if isinstance(self.train, DocumentRows):
             more = self.train.continued
             lines.append(f"data    {len(self.train):,} rows, {more:.0%} of them continue a longer document")
@@ -140,6 +141,8 @@ class Data:
                 lines.append("data    most rows re-read a longer document: data.mode=stream would be cheaper")
         else:
             lines.append(f"data    {len(self.train):,} windows of {self.train.block_size + 1} tokens")
+        if len(self.tokens["val"]) <= self.val.block_size and self.bos_id is None:
+            lines.append(f"data    validation is {len(self.tokens['val'])} tokens, less than one whole window")
         return "\n".join(lines)
 
 

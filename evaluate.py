@@ -87,10 +87,8 @@ def evaluate(model: "GPT", tokenizer: "Tokenizer", rows: "DocumentRows", worst: 
             bar.update(len(index))
     total, tokens = position_loss.sum(), int(position_count.sum())
     predicted = rows.tokens[rows.starts[0] + 1 :]
-    texts = [tokenizer.decode(part.tolist()) for part in np.array_split(predicted, len(predicted) // 1_000_000 + 1)]
-    separators = int((predicted == tokenizer.bos_id).sum())
-    characters = sum(map(len, texts)) + separators
-    size = sum(len(text.encode()) for text in texts) + separators
+    times = np.bincount(predicted, minlength=tokenizer.vocab_size)
+    size, characters = int(times @ tokenizer.sizes), int(times @ tokenizer.characters)
     mean = unit_loss / np.maximum(1, unit_count)
     return {
         "tokens": tokens,

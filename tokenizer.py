@@ -37,9 +37,20 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.pieces) + 1
 
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each id; BOS counts as one, like the line end that it stands for."""
+        return [*map(len, self.pieces), 1]
+
+    @property
+    def characters(self) -> list[int]:
+        """How many characters begin in the bytes of each id; BOS counts as one."""
+        return [*(sum(b & 0xC0 != 0x80 for b in piece) for piece in self.pieces), 1]
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without BOS; UsageError if some of it has none."""
         try:
+            text.encode()
             return self.encode_array(text).tolist()
         except UnicodeEncodeError:
             raise UsageError(f"{text!r} cannot be encoded: it has bytes that are not UTF-8") from None
@@ -135,6 +146,8 @@ def gpt2(ranks: Sequence[bytes]) -> Tokenizer:
     except ImportError:
         raise UsageError(f"gpt2 tokens need the package tiktoken: {EXTRA}") from None
     rank_of = {piece: rank for rank, piece in enumerate(ranks)}
+    if len({piece for piece in ranks if len(piece) == 1}) < 256 or len(rank_of) < len(ranks):
+        raise ValueError("damaged gpt2 tokenizer: its ranks are not complete")
     encoder = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=rank_of, special_tokens={})
     data = {"type": "gpt2", "ranks": [base64.b64encode(piece).decode() for piece in ranks]}
     return Tokenizer(ranks, lambda text: np.array(encoder.encode_ordinary(text), dtype=np.int64), data)
@@ -158,10 +171,11 @@ def gpt2_ranks(file: str | None) -> list[bytes]:
             raise UsageError(f"GPT-2's ranks could not be downloaded ({reason}): give them as gpt2:FILE") from None
     try:
         lines = [line.split() for line in Path(file).read_bytes().splitlines() if line.strip()]
-        ranks = [base64.b64decode(piece, validate=True) for piece, rank in sorted(lines, key=lambda line: int(line[1]))]
+        rank_of = {int(rank): base64.b64decode(piece, validate=True) for piece, rank in lines}
+        ranks = [rank_of[i] for i in range(len(lines))]
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, IndexError, binascii.Error):
+    except (ValueError, IndexError, KeyError, binascii.Error):
         raise UsageError(f"{file} is no file of ranks: each line must be a base64 piece and its rank") from None
     if missing := 256 - len({piece for piece in ranks if len(piece) == 1}):
         raise UsageError(f"{file} is no complete file of ranks: {missing} of the 256 single bytes are missing")
@@ -175,7 +189,7 @@ def from_dict(data: dict[str, Any]) -> Tokenizer:
             "char": lambda: char(data["characters"], data["unknown"]),
             "byte": byte,
             "bpe": lambda: bpe(data["model"]),
-            "gpt2": lambda: gpt2([base64.b64decode(piece) for piece in data["ranks"]]),
+            "gpt2": lambda: gpt2([base64.b64decode(piece, validate=True) for piece in data["ranks"]]),
         }[data["type"]]()
     except (KeyError, TypeError, AttributeError, UnicodeEncodeError):
         raise ValueError(f"unknown tokenizer {str(data)[:80]}") from None

@@ -1,6 +1,7 @@
 """Prepare a data set for training: python data/prepare.py names | shakespeare | FILE... | FOLDER"""
 
 import hashlib
+import http.client
 import sys
 import tempfile
 import urllib.error
@@ -43,6 +44,12 @@ def main() -> None:
     if args.field and documents != "lines":
         raise UsageError(f"--field takes a document a line, not --documents {documents}")
 
+    called = args.name or (
+        args.text[0] if args.text in (["names"], ["shakespeare"]) else corpus.set_name(Path(args.text[0]))
+    )
+    if called in (*corpus.EMBEDDED, "shakespeare") and args.text != [called]:
+        raise UsageError(f"{called} is a set of this project: give yours another --name")
+
     with tempfile.TemporaryDirectory() as downloads:
         if args.text == ["names"]:
             name, files, tokens, documents = "names", [corpus.EMBEDDED["names"]], "char", "lines"
@@ -51,8 +58,6 @@ def main() -> None:
         else:
             paths = [Path(text) for text in args.text]
             name, files, tokens = corpus.set_name(paths[0]), corpus.find_files(paths), "byte"
-            if (args.name or name) in (*corpus.EMBEDDED, "shakespeare"):
-                raise UsageError(f"{args.name or name} is a set of this project: give yours another --name")
         source = corpus.Source(files, documents, args.field)
         held_out = corpus.find_files(map(Path, args.val_file)) if args.val_file else []
         val_source = corpus.Source(held_out, documents, args.field) if held_out else None
@@ -73,7 +78,7 @@ def shakespeare(local: str | None, folder: Path) -> Path:
     try:
         with urllib.request.urlopen(SHAKESPEARE, timeout=30) as answer:
             text = answer.read()
-    except (urllib.error.URLError, TimeoutError, OSError) as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise UsageError(
             f"{SHAKESPEARE} cannot be downloaded ({reason}): get it otherwise and give --from FILE"
