@@ -253,7 +253,10 @@ def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: st
     """Say what changes on resuming; UsageError for what would make it another model, other data, another optimizer."""
     from optim import learning_rate
 
-    if "optimizer" not in saved:
+    if (
+        not {"optimizer", "scaler", "dtype", "best"} <= saved.keys()
+        or saved["optimizer"].keys() != saved["model"].keys()
+    ):
         raise UsageError(f"{file} has weights but no optimizer state: it can be sampled, not resumed")
     before, done = configuration.parse(saved["config"], str(file)), saved["row"]["step"]
     old, new = before.flat(), config.flat()

@@ -72,10 +72,13 @@ def kill_and_resume(kills: int, steps: int, seed: int) -> dict[str, int]:
     options = [f"train.max_steps={steps}", "train.batch_size=8", "train.checkpoint_every=3", "train.eval_every=50"]
     options += ["train.samples=0", "train.device=cpu", "optim.warmup_steps=5", "model.dropout=0.1"]
     config, output = str(ROOT / "configs" / "micro.yaml"), Path("output.txt")
-    began = time.perf_counter()
-    os.waitpid(start([config, *options], output), 0)
-    whole = time.perf_counter() - began
-    tensors, rows = state(Path("runs/micro"), steps)
+    times = []
+    for arguments in ([config, *options, "train.max_steps=1"], [config, *options]):
+        began = time.perf_counter()
+        os.waitpid(start(arguments, output), 0)
+        times.append(time.perf_counter() - began)
+    longest = 2 * times[0] + times[1] / 4  # a training that is killed has time for the start and some steps, mostly
+    tensors, rows = state(Path("runs/micro-2"), steps)
     counts = dict.fromkeys(["kills", "resumes", "runs", "damaged loads", "differing bits", "differing rows"], 0)
     rng = random.Random(seed)
     while counts["kills"] < kills:
@@ -83,7 +86,7 @@ def kill_and_resume(kills: int, steps: int, seed: int) -> dict[str, int]:
         arguments = [config, *options]
         while True:
             child, killed = start(arguments, output), False
-            end = time.perf_counter() + rng.uniform(0, whole / 4)
+            end = time.perf_counter() + rng.uniform(0, longest)
             while time.perf_counter() < end and os.waitpid(child, os.WNOHANG) == (0, 0):
                 time.sleep(0.001)
             with contextlib.suppress(ProcessLookupError, ChildProcessError):

@@ -138,12 +138,11 @@ def test_every_flipped_bit_and_every_truncation_is_noticed(call):
 # ------------------------------------------------------------------------------------------------------------- stops
 
 
-@pytest.mark.slow
 def test_killed_runs_end_as_if_nothing_had_happened(tmp_path):
-    command = [sys.executable, ROOT / "benchmarks" / "kill_resume.py", "--kills", "12", "--steps", "150"]
+    command = [sys.executable, ROOT / "benchmarks" / "kill_resume.py", "--kills", "5", "--steps", "60"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"kills 1\d.*damaged loads 0, differing bits 0, differing rows 0", result.stdout)
+    assert re.search(r"kills [5-9].*damaged loads 0, differing bits 0, differing rows 0", result.stdout)
 
 
 def test_a_run_that_was_stopped_several_times_equals_the_one_that_was_not(call):
