@@ -49,6 +49,8 @@ def run(main: Callable[[], None]) -> NoReturn:
         # `sample.py | head`: the reader has what it wanted; stdout must not be flushed again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except ModuleNotFoundError as error:
+        status, message = 2, f"error: the package {error.name} is missing: pip install -r requirements.txt"
     except (RunError, OSError) as error:
         status, message = 1, f"error: {error}"
     print(" ".join(message.split("\n")), file=sys.stderr)
