@@ -51,7 +51,9 @@ def run(main: Callable[[], None]) -> NoReturn:
         sys.exit(0)
     except ModuleNotFoundError as error:
         status, message = 2, f"error: the package {error.name} is missing: pip install -r requirements.txt"
-    except (RunError, OSError) as error:
+    except RunError as error:
         status, message = 1, f"error: {error}"
+    except OSError as error:
+        status, message = 1, f"error: {error.filename or 'output'}: {error.strerror or error}"
     print(" ".join(message.split("\n")), file=sys.stderr)
     sys.exit(status)

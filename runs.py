@@ -34,10 +34,10 @@ def step_files(run: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps, reverse=True)]
 
 
-def keep_newest(run: Path, keep: int) -> None:
-    """Delete the step checkpoints but the newest `keep`."""
-    for path in step_files(run)[keep:]:
-        path.unlink(missing_ok=True)
+def drop_old(run: Path, keep: int) -> None:
+    """Delete the step checkpoints of a run but the newest `keep`."""
+    for old in step_files(run)[keep:]:
+        old.unlink()
 
 
 def runs_of(name: str) -> list[Path]:

@@ -193,9 +193,9 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
             "best": best,
         }
         file = run / f"step-{row['step']:06d}.pt"
+        runs.drop_old(run, settings.keep)  # before as well: the disk may be full of them
         checkpoint.save(file, to_sample_from(row) | state)
-        for old in runs.step_files(run)[settings.keep :]:
-            old.unlink()
+        runs.drop_old(run, settings.keep)
         return file
 
     def settle(row: dict[str, Any]) -> None:
