@@ -167,6 +167,8 @@ def window_start(n_tokens: int, block_size: int) -> int:
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """The Config of a YAML file, with `section.key=value` overrides on top; UsageError on anything unclear."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise UsageError(f"{path} is no file: give a YAML file, such as configs/micro.yaml")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -300,7 +302,7 @@ def type_name(declared: Any) -> str:
         return " | ".join(get_args(declared))
     if get_origin(declared) is tuple:
         return f"[{', '.join(type_name(kind) for kind in get_args(declared))}]"
-    return {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "null"}[declared]
+    return {int: "a whole number", float: "a number", bool: "true | false", str: "text", type(None): "null"}[declared]
 
 
 def check_device(where: str, name: str) -> None:

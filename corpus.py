@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,8 @@ def prepare(
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(f"{name!r} cannot be the name of a set: use letters, digits, '-', '_' and '.'")
     everything = [source] + ([val_source] if val_source else [])
+    if any(PREPARED in file.resolve().parents for each in everything for file in each.files):
+        raise UsageError(f"the folder has {PREPARED} inside, where sets are written: give the text a folder of its own")
     with_alphabet = tokens.startswith("char")
     n_characters, alphabet = _survey(everything, with_alphabet) if with_alphabet or not source.documents else (0, "")
     tokenizer = _make_tokenizer(tokens, alphabet, source)
@@ -104,6 +107,8 @@ def prepare(
                 else:
                     bound = b"" if val_source else int(val_fraction * 2**128).to_bytes(16, "big")
                     meta["duplicates"] = _write_documents(source, val_source, bound, split_seed, train, val, bar.update)
+            if not train.counts["characters"] + val.counts["characters"]:
+                raise UsageError(f"{', '.join(map(str, source.files))[:200]} has no text: everything is blank")
             for split, what in ((train, "training"), (val, "validation")):
                 if split.counts["tokens"] < 2:
                     raise UsageError(f"the {what} split is empty: {_amount(source, train, val)}; give more text")
@@ -129,15 +134,16 @@ def _amount(source: Source, train: _Split, val: _Split) -> str:
 
 def _survey(sources: list[Source], with_alphabet: bool) -> tuple[int, str]:
     """(number of characters, the distinct ones if asked for) of all documents, in a first reading."""
-    seen, count = np.zeros(0x110000, dtype=np.bool_), 0
+    seen, count, blank = np.zeros(0x110000, dtype=np.bool_), 0, True
     with progress(sum(source.size for source in sources), "B", "reading") as bar:
         for source in sources:
             for texts in source.chunks(bar.update):
                 count += sum(map(len, texts))
+                blank = blank and all(text.isspace() or not text for text in texts)
                 if with_alphabet:
                     seen[np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4")] = True
-    if not count:
-        raise UsageError(f"{', '.join(map(str, sources[0].files))} has no text: everything is blank")
+    if blank:
+        raise UsageError(f"{', '.join(map(str, sources[0].files))[:200]} has no text: everything is blank")
     return count, "".join(map(chr, np.flatnonzero(seen).tolist()))
 
 
@@ -249,7 +255,7 @@ def read_meta(name: str) -> dict[str, Any]:
 
 def again(name: str) -> str:
     """The command that prepares a set, for messages."""
-    text = name if name in (*EMBEDDED, "shakespeare") else f"FILE --name {name}"
+    text = name if name in (*EMBEDDED, "shakespeare") else f"FILE --name {set_name(Path(name))}"
     return f"prepare it with python data/prepare.py {text}"
 
 
@@ -264,6 +270,9 @@ def ensure(name: str, mode: str, val_fraction: float, split_seed: int) -> tuple[
     folder, path, found = name, Path(name), _meta_or_none(name)
     if name in EMBEDDED:
         source, tokens = Source([EMBEDDED[name]], "lines"), "char"
+    elif not (path.exists() or found) and (moved := _meta_or_none(set_name(path))) and wanted.items() <= moved.items():
+        print(f"note: {name} is not there any more; the set prepared from it is used", file=sys.stderr)
+        return set_name(path), moved
     elif not path.exists() or (found and "source" not in found):  # prepared by data/prepare.py, or missing
         meta = read_meta(name)
         for key in ("val_fraction", "split_seed") if meta["documents"] else ("val_fraction",):
@@ -291,6 +300,11 @@ def _meta_or_none(name: str) -> dict[str, Any] | None:
     with contextlib.suppress(UsageError):
         return read_meta(name)
     return None
+
+
+def fingerprint(name: str) -> str | None:
+    """That of the set of this name, or None where there is none."""
+    return (_meta_or_none(name) or {}).get("fingerprint")
 
 
 def set_name(path: Path) -> str:

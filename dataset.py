@@ -106,7 +106,9 @@ class Data:
             self.tokenizer = tokenizers.from_dict(self.meta["tokenizer"])
             self.bos_id = self.tokenizer.bos_id if self.meta["documents"] else None
             tokens = {split: _open(folder / f"{split}.bin", self.meta, split) for split in ("train", "val")}
-            counts, self.fingerprint = self.meta["splits"]["val"], str(self.meta["fingerprint"])
+            counts, self.fingerprint = self.meta["splits"]["val"], self.meta["fingerprint"]
+            if not isinstance(self.fingerprint, str):
+                raise ValueError("its fingerprint is no text")
             self.val_characters = int(counts["characters"]) + int(counts["documents"])  # BOS counts as one
             self.description = corpus.describe(self.name, self.meta)
         except (KeyError, TypeError, ValueError) as error:

@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 
@@ -30,8 +32,19 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help shows what can be given)")
 
 
-def run(main: Callable[[], None]) -> NoReturn:
-    """Run a script's `main` and exit: 0 done, 1 the run failed, 2 usage or input, 130 interrupted, 143 terminated."""
+def run(main: Callable[[], None], reader_may_leave: bool = False) -> NoReturn:
+    """Run a script's `main` and exit: 0 done, 1 the run failed, 2 usage or input, 130 interrupted, 143 terminated.
+
+    reader_may_leave: what reads stdout may stop reading, as in `sample.py | head`, and that is no failure.
+    """
+
+    def terminated(number: int, frame: FrameType | None) -> NoReturn:
+        raise Interrupted("terminated", 143)  # an exception, so that what is half-made is removed
+
+    signal.signal(signal.SIGTERM, terminated)
+    # Python has None for a closed stream
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # the platform's encoding may lack the letters of the user's own text
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
@@ -46,14 +59,16 @@ def run(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         status, message = 130, "interrupted"
     except BrokenPipeError:
-        # `sample.py | head`: the reader has what it wanted; stdout must not be flushed again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it must not be flushed again at exit
+        if reader_may_leave:
+            sys.exit(0)
+        status, message = 1, "error: nobody reads the output any more; send it to a file to go on without"
     except ModuleNotFoundError as error:
         status, message = 2, f"error: the package {error.name} is missing: pip install -r requirements.txt"
     except RunError as error:
         status, message = 1, f"error: {error}"
     except OSError as error:
         status, message = 1, f"error: {error.filename or 'output'}: {error.strerror or error}"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: a late Ctrl-C shall not add a traceback
     print(" ".join(message.split("\n")), file=sys.stderr)
     sys.exit(status)

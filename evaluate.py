@@ -120,7 +120,7 @@ def main() -> None:
     for name in ("stride", "worst"):
         if (value := getattr(args, name)) is not None and value < (1 if name == "stride" else 0):
             raise UsageError(f"--{name} {value} is too small")
-    files = runs.files_to_sample(Path(args.checkpoint) if args.checkpoint else runs.newest_run())
+    files = runs.files_to_sample(runs.newest_run() if args.checkpoint is None else Path(args.checkpoint))
 
     # only now, with everything in order: importing torch takes seconds
     import numpy as np
@@ -137,7 +137,7 @@ def main() -> None:
     block, documents = config.model.block_size, content["documents"]
     if args.stride and args.stride > block:
         raise UsageError(f"--stride {args.stride} leaves tokens out: it can be at most the block_size of {block}")
-    if args.text:
+    if args.text is not None:
         source = corpus.Source(corpus.find_files([Path(args.text)]), documents)
         texts = [text for chunk in source.chunks(lambda n: None) for text in chunk]
         ids = tokenizer.encode_documents(texts) if documents else tokenizer.encode_array("".join(texts))
@@ -176,4 +176,4 @@ def report(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    errors.run(main, reader_may_leave=True)

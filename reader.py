@@ -63,8 +63,10 @@ class Source:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}, line {line}, is no JSON: {error}") from None
-        if not isinstance(value, dict) or not isinstance(value.get(self.json_field), str):
+            raise UsageError(f"{path}, line {line}, is no JSON: {getattr(error, 'msg', 'too deep')}") from None
+        if isinstance(value, dict) and not isinstance(value.get(self.json_field, ""), str):
+            raise UsageError(f"{path}, line {line}: the field {self.json_field!r} is no text")
+        if not isinstance(value, dict) or self.json_field not in value:
             fields = ", ".join(value) if isinstance(value, dict) else "none: it is no object"
             raise UsageError(f"{path}, line {line}, has no text in the field {self.json_field!r}; its fields: {fields}")
         if re.search("[\ud800-\udfff]", value[self.json_field]):
@@ -84,12 +86,16 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
     """
     files = []
     for path in paths:
-        if not path.exists():
-            raise UsageError(f"{path} does not exist")
-        if not path.is_dir():
+        if path.is_file():
             files.append(path)
             continue
-        for inside in sorted(path.rglob("*")):
+        if not path.is_dir():
+            raise UsageError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
+        try:
+            found = sorted(path.rglob("*"))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.filename}: {error.strerror}") from None
+        for inside in found:
             hidden = any(part.startswith(".") for part in inside.relative_to(path).parts)
             if inside.is_file() and not hidden and b"\0" not in _first_bytes(inside):
                 files.append(inside)

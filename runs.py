@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from errors import UsageError
+from errors import RunError, UsageError
 
 try:
     import fcntl
@@ -54,15 +54,18 @@ def _numbered(name: str) -> dict[int, Path]:
 
 def new_run(name: str) -> Path:
     """Make and return runs/name, or the next of runs/name-2 and so on: no run overwrites another."""
-    RUNS.mkdir(parents=True, exist_ok=True)
     n = max(_numbered(name), default=0) + 1
     while True:
         run = RUNS / (name if n == 1 else f"{name}-{n}")
         try:
+            RUNS.mkdir(parents=True, exist_ok=True)
             run.mkdir()
             return run
-        except FileExistsError:  # a file, or another training was faster
-            n += 1
+        except OSError as error:
+            if not (isinstance(error, FileExistsError) and RUNS.is_dir()):
+                reason = f"{RUNS.resolve()} cannot be written ({error.strerror})"
+                raise RunError(f"{reason}: train in a folder where you can make a folder called {RUNS}") from None
+            n += 1  # a file has the name, or another training was faster
 
 
 def newest_run() -> Path:

@@ -11,7 +11,8 @@ import errors
 import runs
 from errors import UsageError
 
-ROWS_AT_ONCE = 1024  # samples drawn together; bounds memory, does not change the result
+ROWS_AT_ONCE = 1024  # samples drawn together, if they are short; bounds memory, does not change the result
+TOKENS_AT_ONCE = 1 << 22
 
 
 def main() -> None:
@@ -32,17 +33,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="the same seed gives the same samples (default: a new one each time)")
     parser.add_argument("--device", default="auto", help="auto | cpu | cuda | cuda:1 | mps")
     args = parser.parse_args()
-    for name, least in (("num_samples", 1), ("max_new_tokens", 1), ("seed", 0)):
-        if (value := getattr(args, name)) is not None and value < least:
-            raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {least}")
-    if args.prompt and args.prompt_file:
+    limits = {"num_samples": (1, 10**9), "max_new_tokens": (1, 10**7), "top_k": (1, 10**9), "seed": (0, 2**63 - 1)}
+    for name, (least, most) in limits.items():
+        if (value := getattr(args, name)) is not None and not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most}"
+            raise UsageError(f"--{name.replace('_', '-')} {value} must be {bound}")
+    if args.prompt and args.prompt_file is not None:
         raise UsageError("--prompt and --prompt-file cannot both be given")
     config.check_device("--device ", args.device)
     # the command line is UTF-8 like every file, whatever the platform's locale says
     prompt = os.fsencode(args.prompt).decode("utf-8", "surrogateescape")
-    if args.prompt_file:
+    if args.prompt_file is not None:
         prompt = read_prompt(args.prompt_file)
-    run = Path(args.checkpoint) if args.checkpoint else runs.newest_run()
+    run = runs.newest_run() if args.checkpoint is None else Path(args.checkpoint)
     files = runs.files_to_sample(run)
 
     # only now, with everything in order: importing torch takes seconds
@@ -57,6 +60,8 @@ def main() -> None:
     model, tokenizer, _ = checkpoint.rebuild(content, file, device)
     devices.limit_threads(model)
     documents = content["documents"]
+    if documents == "lines" and args.prompt_file is not None:
+        prompt = prompt.removesuffix("\n").removesuffix("\r")  # the end of the line is not part of the document
     start = start_of_text(tokenizer, documents, prompt)
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     print(f"{file}, step {content['row']['step']:,}; on {devices.describe(device)}, seed {seed}", file=sys.stderr)
@@ -73,8 +78,9 @@ def main() -> None:
         generate(model, [start], args.max_new_tokens, sampling, seed, **settings, each=show)
         print()
         return
-    for first in range(0, args.num_samples, ROWS_AT_ONCE):
-        prompts = [start] * min(ROWS_AT_ONCE, args.num_samples - first)
+    rows = max(1, min(ROWS_AT_ONCE, TOKENS_AT_ONCE // (len(start) + args.max_new_tokens)))
+    for first in range(0, args.num_samples, rows):
+        prompts = [start] * min(rows, args.num_samples - first)
         with progress(args.max_new_tokens, "tokens", "sampling") as bar:
             settings |= {"first_row": first, "each": lambda column, bar=bar: bar.update()}
             new = generate(model, prompts, args.max_new_tokens, sampling, seed, **settings)
@@ -89,7 +95,7 @@ def read_prompt(name: str) -> str:
     """The text of a file, or of stdin for "-"; UsageError if it cannot be read as UTF-8."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"--prompt-file {name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -97,4 +103,4 @@ def read_prompt(name: str) -> str:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    errors.run(main, reader_may_leave=True)

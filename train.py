@@ -4,8 +4,8 @@ import argparse
 import math
 import re
 import signal
-import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,25 +25,28 @@ def main() -> None:
         epilog=configuration.describe_keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("config", help="a YAML file, such as configs/micro.yaml; to resume, also a run: runs/micro")
+    parser.add_argument(
+        "config", nargs="?", help="a YAML file, such as configs/micro.yaml; to resume, also a run: runs/micro"
+    )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="on top of the file")
     parser.add_argument(
         "--resume", action="store_true", help="go on with the newest run of the config, or the given run"
     )
     args = parser.parse_intermixed_args()
-    path = Path(args.config)
-    run = None
+    if args.config is None:
+        raise UsageError("give a config, such as configs/micro.yaml (--help shows what can be given)")
+    path, run, notes = Path(args.config), None, list[str]()
     if args.resume:
         run = run_to_resume(path)
         config = configuration.load(run / "config.yaml", args.overrides)
         if path.is_file():
-            tell_differences(path, config, args.overrides)
+            notes = differences(path, config, args.overrides)
     elif path.is_dir():
         raise UsageError(f"{path} is a folder: add --resume to go on with a run, or give a YAML file to start one")
     else:
         config = configuration.load(path, args.overrides)
     try:
-        train(config, path.stem, run)
+        train(config, path.stem, run, notes)
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not re.search(r"out of memory|allocate memory", str(error)):
             raise
@@ -66,18 +69,18 @@ def run_to_resume(path: Path) -> Path:
     return found[-1]
 
 
-def tell_differences(path: Path, config: Config, overrides: list[str]) -> None:
-    """Say where the file of a resumed run has changed since: the run keeps its own values."""
+def differences(path: Path, config: Config, overrides: list[str]) -> list[str]:
+    """Where the file of a resumed run differs from the run, which keeps its own values."""
     given, own = {override.partition("=")[0] for override in overrides}, config.flat()
-    for key, value in configuration.load(path).flat().items():
-        if key not in given and value != own[key]:
-            print(
-                f"{path} has {key}={value}, but the run keeps its {own[key]}; an override changes it", file=sys.stderr
-            )
+    return [
+        f"{path} has {key}={value}, but the run keeps its {own[key]}"
+        for key, value in configuration.load(path).flat().items()
+        if key not in given and value != own[key]
+    ]
 
 
-def train(config: Config, name: str, resume: Path | None = None) -> None:
-    """Train as configured, in a new run called `name`, or going on with the run `resume`."""
+def train(config: Config, name: str, resume: Path | None = None, notes: Iterable[str] = ()) -> None:
+    """Train as configured, in a new run called `name`, or going on with the run `resume`; `notes` are printed first."""
     # only now, with a valid configuration: importing torch takes seconds
     import numpy as np
     import torch
@@ -101,7 +104,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
         runs.lock(resume)
         if files := runs.step_files(resume):  # else it was stopped before its first checkpoint: from the beginning
             file, saved = checkpoint.read_first(files)
-            check_resumable(config, saved, file, str(dtype))
+            notes = [*notes, *check_resumable(config, saved, file, str(dtype))]
     data = Data(config.data, config.model, settings.seed)
     tokenizer = data.tokenizer
 
@@ -159,7 +162,9 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     run = resume or runs.new_run(name)
     if not resume:
         runs.lock(run)
-    runs.replace_text(run / "config.yaml", config.to_yaml())
+        runs.replace_text(run / "config.yaml", config.to_yaml())
+    for note in notes:
+        print(f"resume  {note}")
     print(f"run     {run}" + (f", after step {done:,} of {max_steps:,}" if resume else f", {max_steps:,} steps"))
     print(data.describe())
     for part, shape, count in (table := parameter_table(model)):
@@ -195,6 +200,7 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
         file = run / f"step-{row['step']:06d}.pt"
         runs.drop_old(run, settings.keep)  # before as well: the disk may be full of them
         checkpoint.save(file, to_sample_from(row) | state)
+        runs.replace_text(run / "config.yaml", config.to_yaml())  # not before: a resume with new values may fail
         runs.drop_old(run, settings.keep)
         return file
 
@@ -249,8 +255,8 @@ def train(config: Config, name: str, resume: Path | None = None) -> None:
     print(f"sample  python sample.py --checkpoint {run}")
 
 
-def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: str) -> None:
-    """Say what changes on resuming; UsageError for what would make it another model, other data, another optimizer."""
+def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: str) -> list[str]:
+    """What changes on resuming; UsageError for what would make it another model, other data or another optimizer."""
     from optim import learning_rate
 
     if (
@@ -259,19 +265,20 @@ def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: st
     ):
         raise UsageError(f"{file} has weights but no optimizer state: it can be sampled, not resumed")
     before, done = configuration.parse(saved["config"], str(file)), saved["row"]["step"]
-    old, new = before.flat(), config.flat()
+    old, new, notes = before.flat(), config.flat(), list[str]()
     for key in (key for key in new if new[key] != old[key]):
         if key.startswith(("model.", "data.")) or key == "optim.name":
             raise UsageError(f"{key}={new[key]} does not fit {file}, which has {old[key]}: start a new run for it")
-        print(f"resume  {key} was {old[key]}, now {new[key]}")
+        notes.append(f"{key} was {old[key]}, now {new[key]}")
     if config.train.max_steps < done:
         raise UsageError(f"train.max_steps={config.train.max_steps} is behind {file}: give at least {done}")
     steps = before.train.max_steps
     was = learning_rate(done, before.optim, steps) if done < steps else 0.0
     if done < config.train.max_steps and was != (now := learning_rate(done, config.optim, config.train.max_steps)):
-        print(f"resume  the schedule changes: the next learning rate would have been {was:.3g}, it is {now:.3g}")
+        notes.append(f"the schedule changes: the next learning rate would have been {was:.3g}, it is {now:.3g}")
     if saved["dtype"] != dtype:
-        print(f"resume  the precision changes: {saved['dtype']} until now, {dtype} from here on")
+        notes.append(f"the precision changes: {saved['dtype']} until now, {dtype} from here on")
+    return notes
 
 
 class Stop:

@@ -37,13 +37,21 @@ def main() -> None:
     parser.add_argument("--from", dest="local", help="shakespeare: a local copy instead of the download")
     args = parser.parse_args()
     settings = [f"data.val_fraction={args.val_fraction}", f"data.split_seed={args.seed}"]
-    data = config.parse("", overrides=settings).data  # the same types and ranges as in a training
+    try:
+        data = config.parse("", overrides=settings).data  # the same types and ranges as in a training
+    except UsageError as error:
+        message = str(error).replace("data.val_fraction=", "--val-fraction ").replace("data.split_seed=", "--seed ")
+        raise UsageError(message) from None
+    if args.text == ["names"] and (args.field or args.documents or args.val_file):
+        raise UsageError("names has one document a line: --documents, --field and --val-file go with texts of your own")
     if args.local and args.text != ["shakespeare"]:
         raise UsageError("--from goes with shakespeare alone")
     documents = args.documents or ("lines" if args.field else None)
     if args.field and documents != "lines":
         raise UsageError(f"--field takes a document a line, not --documents {documents}")
 
+    if args.name == "":
+        raise UsageError("--name is empty: leave it out, or give the set a name")
     called = args.name or (
         args.text[0] if args.text in (["names"], ["shakespeare"]) else corpus.set_name(Path(args.text[0]))
     )
@@ -62,7 +70,12 @@ def main() -> None:
         held_out = corpus.find_files(map(Path, args.val_file)) if args.val_file else []
         val_source = corpus.Source(held_out, documents, args.field) if held_out else None
         name, tokens = args.name or name, args.tokenizer or tokens
+        before = corpus.fingerprint(name)
         meta = corpus.prepare(name, source, tokens, data.val_fraction, data.split_seed, val_source)
+    if before not in (None, meta["fingerprint"]):
+        print(
+            f"note: the set {name} was another one before; runs trained on that cannot be resumed now", file=sys.stderr
+        )
     print(corpus.describe(name, meta))
     print(f"data    written to {corpus.PREPARED / name}; train with data.name={name}")
 

@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 
 import pytest
@@ -19,8 +20,11 @@ def call(monkeypatch, capfd):
     def call(script, *args):
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, args)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with pytest.raises(SystemExit) as stopped:
             errors.run(script.main)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         return (stopped.value.code, *capfd.readouterr())
 
     return call
