@@ -64,10 +64,10 @@ class Source:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, line {line}, is no JSON: {getattr(error, 'msg', 'too deep')}") from None
-        if isinstance(value, dict) and not isinstance(value.get(self.json_field, ""), str):
-            raise UsageError(f"{path}, line {line}: the field {self.json_field!r} is no text")
-        if not isinstance(value, dict) or self.json_field not in value:
+        if not isinstance(value, dict) or not isinstance(value.get(self.json_field), str):
             fields = ", ".join(value) if isinstance(value, dict) else "none: it is no object"
+            if isinstance(value, dict) and self.json_field in value:
+                fields = f"that one is {json.dumps(value[self.json_field])[:40]}"
             raise UsageError(f"{path}, line {line}, has no text in the field {self.json_field!r}; its fields: {fields}")
         if re.search("[\ud800-\udfff]", value[self.json_field]):
             raise UsageError(f"{path}, line {line}, has half a character (a lone surrogate) in its text")

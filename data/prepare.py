@@ -73,9 +73,7 @@ def main() -> None:
         before = corpus.fingerprint(name)
         meta = corpus.prepare(name, source, tokens, data.val_fraction, data.split_seed, val_source)
     if before not in (None, meta["fingerprint"]):
-        print(
-            f"note: the set {name} was another one before; runs trained on that cannot be resumed now", file=sys.stderr
-        )
+        print(f"note    {name} was another set before: runs trained on that cannot be resumed now")
     print(corpus.describe(name, meta))
     print(f"data    written to {corpus.PREPARED / name}; train with data.name={name}")
 

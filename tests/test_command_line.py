@@ -117,9 +117,9 @@ def test_a_resumed_run_equals_the_one_that_was_never_stopped(call, options):
 def test_resume_takes_the_newest_run_of_the_config_and_keeps_its_own_values(call):
     for lr in (0.01, 0.03):
         assert call(train, MICRO, *SMALL, f"optim.lr={lr}")[0] == 0
-    status, out, err = call(train, MICRO, "--resume", "train.max_steps=25")
+    status, out, _ = call(train, MICRO, "--resume", "train.max_steps=25")
     assert status == 0 and "run     runs/micro-2, after step 20 of 25" in out
-    assert "optim.lr" in err and "keeps its 0.03" in err
+    assert "optim.lr" in out and "keeps its 0.03" in out
     assert "the schedule changes" in out
     assert len(metrics("runs/micro-2")) == 25 and len(metrics("runs/micro")) == 20
 

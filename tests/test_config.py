@@ -208,7 +208,7 @@ def test_a_python_tag_runs_nothing(text, tmp_path, monkeypatch):
 
 def test_a_file_that_cannot_be_read_is_refused_with_path_and_reason(tmp_path):
     (tmp_path / "latin1.yaml").write_bytes("data: {name: zoë}".encode("latin-1"))
-    cases = {"none.yaml": "No such file", "": "directory", "latin1.yaml": "not UTF-8 at byte 15"}
+    cases = {"none.yaml": "No such file", "": "is no file", "latin1.yaml": "not UTF-8 at byte 15"}
     for name, reason in cases.items():
         with pytest.raises(UsageError) as error:
             config.load(tmp_path / name)
@@ -238,8 +238,13 @@ def test_micro_is_the_seeds_model():
 
 
 def test_help_has_every_key_with_type_and_default():
-    types = {"d_model": "whole number", "d_ff": "whole number | null", "dropout": "number", "bias": "true | false"}
-    types |= {"betas": "[number, number]", "mode": "documents | stream", "device": "text"}
+    types = {
+        "d_model": "a whole number",
+        "d_ff": "a whole number | null",
+        "dropout": "a number",
+        "bias": "true | false",
+    }
+    types |= {"betas": "[a number, a number]", "mode": "documents | stream", "device": "text"}
     types |= {"compile": "auto | true | false"}
     for block, cls in zip(config.describe_keys().split("\n\n")[1:], config.SECTIONS.values(), strict=True):
         lines = block.splitlines()[1:]

@@ -363,3 +363,68 @@ def test_any_meta_and_any_token_file_is_used_or_refused(call):
         tokens.write_bytes(ids)
 
     check()
+
+
+# ------------------------------------------------------------------------------------------------- what newcomers do
+
+
+def test_a_resume_that_fails_leaves_the_configuration_of_the_run(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    before = Path("runs/micro/config.yaml").read_text()
+    status, _, err = call(train, "runs/micro", "--resume", "train.max_steps=30", "optim.lr=1e38", "optim.grad_clip=0")
+    assert status == 1 and "diverged" in err
+    assert Path("runs/micro/config.yaml").read_text() == before
+    assert call(train, "runs/micro", "--resume", "train.max_steps=22")[0] == 0
+
+
+def test_a_terminated_preparation_leaves_nothing():
+    Path("big.txt").write_text("".join(f"document number {i}\n" for i in range(2_000_000)))
+    code = "import runpy, pathlib, sys, corpus; corpus.PREPARED = pathlib.Path('sets'); sys.argv = sys.argv[1:]; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, str(ROOT / "data" / "prepare.py"), "big.txt", "--documents", "lines"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: Path("sets").exists() and list(Path("sets").glob(".*/train.bin")), process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and err.splitlines()[-1] == "terminated"
+    assert list(Path("sets").iterdir()) == []
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_failure(call, closed):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    script = f'"{sys.executable}" "{ROOT / "sample.py"}" --seed 1 {closed}'
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and "Traceback" not in result.stderr
+    assert len(result.stdout.splitlines()) == (0 if ">&-" in closed.replace("2>&-", "") else 10)
+
+
+def test_a_training_whose_output_nobody_reads_says_so():
+    script = f'"{sys.executable}" "{ROOT / "train.py"}" "{MICRO}" {" ".join(SMALL)} train.eval_every=5 | head -n 1'
+    command = ["bash", "-c", f"{script}; exit ${{PIPESTATUS[0]}}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "nobody reads the output" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_text_that_was_moved_can_still_be_resumed(call):
+    Path("mine.txt").write_text("".join(f"document {i}\n" for i in range(60)))
+    assert call(train, MICRO, *SMALL, "data.name=mine.txt")[0] == 0
+    Path("mine.txt").unlink()
+    status, _, err = call(train, MICRO, "--resume", "train.max_steps=25")
+    assert status == 0 and "mine.txt is not there any more" in err
+
+
+@pytest.mark.parametrize("args", [["--max-new-tokens", "9" * 15], ["--num-samples", "9" * 15], ["--checkpoint", ""]])
+def test_sample_refuses_what_cannot_be(call, args):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    status, out, err = call(sample, *args)
+    assert status == 2 and out == "" and len(err.splitlines()) == 1
+
+
+def test_a_prompt_file_may_end_its_line(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    Path("prompt.txt").write_bytes(b"\xef\xbb\xbfmar\r\n")
+    status, out, _ = call(sample, "--prompt-file", "prompt.txt", "--num-samples", 2)
+    assert status == 0 and all(line.startswith("mar") for line in out.splitlines())
