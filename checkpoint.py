@@ -66,12 +66,14 @@ def save(path: Path, content: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
         _flush_folder(path.parent)
-    except (OSError, RuntimeError) as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             aside.unlink()
-        # torch's writer hides the operating system's reason behind an error of its own
-        cause = error if isinstance(error, OSError) else error.__context__
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
+        # torch's writer hides what stopped it behind an error of its own
+        cause = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
+        if not isinstance(cause, (OSError, RuntimeError)):
+            raise cause from None  # a second Ctrl-C
+        reason = getattr(cause, "strerror", None) or str(cause)
         raise RunError(f"{path} could not be saved: {reason}; the checkpoints before it are untouched") from error
 
 

@@ -223,7 +223,7 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
                     log.say("    " + tokenizer.decode(new).replace("\n", "\n    "))
         log.write()
 
-    with Stop() as stop:
+    with Stop(run) as stop:
         if row["step"]:
             settle(row)  # the run may have been killed between the save and this
         start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
@@ -284,8 +284,8 @@ def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: st
 class Stop:
     """Ctrl-C, or the SIGTERM of a job scheduler: remembered until the update is done. A second Ctrl-C stops at once."""
 
-    def __init__(self) -> None:
-        self.status = 0
+    def __init__(self, run: Path) -> None:
+        self.run, self.status = run, 0
 
     def __enter__(self) -> "Stop":
         self.before = {number: signal.signal(number, self.caught) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -297,7 +297,7 @@ class Stop:
 
     def caught(self, number: int, frame: FrameType | None) -> None:
         if self.status and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise Interrupted(f"stopped at once; go on with: python train.py {self.run} --resume", 130)
         self.status = 128 + number  # 130 and 143, as shells have it
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -86,3 +87,11 @@ def test_the_commands_for_your_own_text_work_as_they_stand_in_the_readme(monkeyp
         if script == "sample.py":
             cut = ["--max-new-tokens", "20"]
         assert call(monkeypatch, script, *args, *cut) == 0, command
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_preparation_prints_its_figures():
+    command = [sys.executable, ROOT / "benchmarks" / "prepare.py", "--megabytes", "3", "--documents", "20000"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("MB/s, peak") == 2 and result.stdout.count("bytes a document") == 2

@@ -177,6 +177,27 @@ def test_sigterm_saves_and_says_so_in_its_status():
     assert checkpoint.read(runs.step_files(Path("runs/micro"))[0])["row"]["step"] == step
 
 
+def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint_before_it(call, monkeypatch):
+    real, calls = checkpoint._HashingFile.write, 0
+
+    def slow(self, data):
+        nonlocal calls
+        calls += 1
+        if calls == 900:  # in the middle of some save
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        return real(self, data)
+
+    monkeypatch.setattr(checkpoint._HashingFile, "write", slow)
+    status, _, err = call(train, MICRO, *SMALL, "train.checkpoint_every=1")
+    monkeypatch.setattr(checkpoint._HashingFile, "write", real)
+    assert status == 130 and "stopped at once; go on with: python train.py runs/micro --resume" in err
+    assert not list(Path("runs/micro").glob("*.tmp"))
+    checkpoint.read(runs.step_files(Path("runs/micro"))[0])
+    assert call(train, "runs/micro", "--resume")[0] == 0
+    assert metrics()[-1]["step"] == 20
+
+
 def test_the_time_limit_saves_and_says_so_in_its_status(call):
     status, _, err = call(train, MICRO, *SMALL, "train.max_steps=100000", "train.max_minutes=0.02")
     assert status == 143 and "go on with: python train.py runs/micro --resume" in err
