@@ -35,7 +35,7 @@ class ModelConfig:
         "learned", "how the model knows the order of tokens"
     )
     d_model: int = key(16, "width of the residual stream", least=1)
-    n_layers: int = key(1, "number of blocks", least=1)
+    n_layers: int = key(1, "number of blocks", least=1, most=10_000)
     n_heads: int = key(4, "attention heads; must divide d_model", least=1)
     d_ff: int | None = key(
         None, "width inside the MLP; null: 4 d_model (swiglu: 8/3 d_model, a multiple of 8)", least=1
@@ -86,9 +86,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_ranges("data", self)
-        if not self.name.strip() or re.search(r"[\x00-\x1f\x7f-\x9f]", self.name):
+        if not self.name.strip() or len(self.name) > 1000 or re.search(r"[\x00-\x1f\x7f-\x9f]", self.name):
             raise UsageError(
-                f"data.name={self.name!r} names no data: give a prepared set such as names, or a text file"
+                f"data.name={self.name[:100]!r} names no data: give a prepared set such as names, or a text file"
             )
 
 

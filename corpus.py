@@ -75,9 +75,11 @@ def prepare(
     The folder is made aside and renamed: nothing half-written ever stands under the final name.
     Raises UsageError for texts or settings that do not work, RunError where the folder cannot be written.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise UsageError(f"{name!r} cannot be the name of a set: use letters, digits, '-', '_' and '.'")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise UsageError(f"{name[:100]!r} cannot be the name of a set: use letters, digits, '-', '_' and '.'")
     everything = [source] + ([val_source] if val_source else [])
+    if val_source and (both := {f.resolve() for f in source.files} & {f.resolve() for f in val_source.files}):
+        raise UsageError(f"{min(both)} is both the training and the validation text: hold out another one")
     if any(PREPARED in file.resolve().parents for each in everything for file in each.files):
         raise UsageError(f"the folder has {PREPARED} inside, where sets are written: give the text a folder of its own")
     with_alphabet = tokens.startswith("char")
@@ -270,10 +272,14 @@ def ensure(name: str, mode: str, val_fraction: float, split_seed: int) -> tuple[
     folder, path, found = name, Path(name), _meta_or_none(name)
     if name in EMBEDDED:
         source, tokens = Source([EMBEDDED[name]], "lines"), "char"
-    elif not (path.exists() or found) and (moved := _meta_or_none(set_name(path))) and wanted.items() <= moved.items():
+    elif (
+        not (os.path.exists(path) or found)
+        and (moved := _meta_or_none(set_name(path)))
+        and wanted.items() <= moved.items()
+    ):
         print(f"note: {name} is not there any more; the set prepared from it is used", file=sys.stderr)
         return set_name(path), moved
-    elif not path.exists() or (found and "source" not in found):  # prepared by data/prepare.py, or missing
+    elif not os.path.exists(path) or (found and "source" not in found):  # prepared by data/prepare.py, or missing
         meta = read_meta(name)
         for key in ("val_fraction", "split_seed") if meta["documents"] else ("val_fraction",):
             if meta["val_fraction"] is not None and meta[key] != wanted[key]:  # None: a --val-file was given

@@ -109,8 +109,9 @@ def evaluate(model: "GPT", tokenizer: "Tokenizer", rows: "DocumentRows", worst: 
 def main() -> None:
     parser = errors.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", help="a checkpoint file or a run (default: the newest run in runs/)")
-    parser.add_argument("--split", choices=["train", "val"], default="val", help="of the data it was trained on")
+    parser.add_argument("--split", choices=["train", "val"], help="of the data it was trained on (default val)")
     parser.add_argument("--text", help="a text file or folder instead, cut into documents as the training text was")
+    parser.add_argument("--field", help="--text has a JSON object a line, and the text is in this field")
     parser.add_argument("--stride", type=int, help="tokens between windows (default block_size / 8: the window rule)")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="name the N documents it predicts worst")
     parser.add_argument("--json", action="store_true", help="all figures as JSON on stdout")
@@ -120,6 +121,8 @@ def main() -> None:
     for name in ("stride", "worst"):
         if (value := getattr(args, name)) is not None and value < (1 if name == "stride" else 0):
             raise UsageError(f"--{name} {value} is too small")
+    if args.text == "" or (args.text is not None and args.split) or (args.field is not None and args.text is None):
+        raise UsageError("give --split, or --text FILE (with --field, if it is JSON lines)")
     files = runs.files_to_sample(runs.newest_run() if args.checkpoint is None else Path(args.checkpoint))
 
     # only now, with everything in order: importing torch takes seconds
@@ -137,8 +140,10 @@ def main() -> None:
     block, documents = config.model.block_size, content["documents"]
     if args.stride and args.stride > block:
         raise UsageError(f"--stride {args.stride} leaves tokens out: it can be at most the block_size of {block}")
+    if args.field and documents != "lines":
+        raise UsageError(f"--field takes a document a line, which is not what {file} was trained on")
     if args.text is not None:
-        source = corpus.Source(corpus.find_files([Path(args.text)]), documents)
+        source = corpus.Source(corpus.find_files([Path(args.text)]), documents, args.field)
         texts = [text for chunk in source.chunks(lambda n: None) for text in chunk]
         ids = tokenizer.encode_documents(texts) if documents else tokenizer.encode_array("".join(texts))
         tokens = np.concatenate(([tokenizer.bos_id], ids)) if documents else ids
@@ -151,7 +156,8 @@ def main() -> None:
             raise UsageError(
                 f"data.name={config.data.name} is not the data of {file}: prepare it again, or give --text"
             )
-        tokens, what = data.tokens[args.split], f"the {args.split} split of {data.name}"
+        split = args.split or "val"
+        tokens, what = data.tokens[split], f"the {split} split of {data.name}"
     rows = DocumentRows(tokens, tokenizer.bos_id if documents else None, block, 0, args.stride)
     figures = evaluate(model, tokenizer, rows, args.worst)
     figures = {"checkpoint": str(file), "step": content["row"]["step"], "text": what, "stride": rows.hop, **figures}

@@ -29,7 +29,7 @@ class Log:
     def __init__(self, path: Path, row: Row, max_steps: int, scaled: bool):
         """Go on after `row`, cutting the file back to the rows before it; `scaled`: a gradient may overflow."""
         self.path, self.max_steps, self.scaled = path, max_steps, scaled
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
         replace_text(path, "".join(line for line in lines if _step(line) < row["step"]))
         self.last_read, self.last_shown = row, time.monotonic()
         self.added: list[Row] = []

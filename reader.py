@@ -92,13 +92,12 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
         if not path.is_dir():
             raise UsageError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
         try:
-            found = sorted(path.rglob("*"))
+            for inside in sorted(path.rglob("*")):
+                hidden = any(part.startswith(".") for part in inside.relative_to(path).parts)
+                if not hidden and inside.is_file() and b"\0" not in _first_bytes(inside):
+                    files.append(inside)
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.filename}: {error.strerror}") from None
-        for inside in found:
-            hidden = any(part.startswith(".") for part in inside.relative_to(path).parts)
-            if inside.is_file() and not hidden and b"\0" not in _first_bytes(inside):
-                files.append(inside)
     if not files:
         raise UsageError(f"{', '.join(map(str, paths))} has no text files")
     return files

@@ -38,6 +38,8 @@ def main() -> None:
     path, run, notes = Path(args.config), None, list[str]()
     if args.resume:
         run = run_to_resume(path)
+        if (run / "config.yaml").is_file() and not (run / "config.yaml").stat().st_size:
+            raise UsageError(f"{run / 'config.yaml'} is empty: copy the file of the config this run was started with")
         config = configuration.load(run / "config.yaml", args.overrides)
         if path.is_file():
             notes = differences(path, config, args.overrides)

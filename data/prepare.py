@@ -50,8 +50,8 @@ def main() -> None:
     if args.field and documents != "lines":
         raise UsageError(f"--field takes a document a line, not --documents {documents}")
 
-    if args.name == "":
-        raise UsageError("--name is empty: leave it out, or give the set a name")
+    if "" in (args.name, args.field):
+        raise UsageError("--name or --field is empty: leave it out, or give it a name")
     called = args.name or (
         args.text[0] if args.text in (["names"], ["shakespeare"]) else corpus.set_name(Path(args.text[0]))
     )
