@@ -102,10 +102,12 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     dtype, notice = devices.choose_dtype(device, settings.dtype)
     scaler = devices.make_scaler(device, dtype)
     saved: dict[str, Any] = {}
+    damaged: list[Path] = []
     if resume:
         runs.lock(resume)
         if files := runs.step_files(resume):  # else it was stopped before its first checkpoint: from the beginning
             file, saved = checkpoint.read_first(files)
+            damaged = files[: files.index(file)]
             notes = [*notes, *check_resumable(config, saved, file, str(dtype))]
     data = Data(config.data, config.model, settings.seed)
     tokenizer = data.tokenizer
@@ -165,6 +167,8 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     if not resume:
         runs.lock(run)
         runs.replace_text(run / "config.yaml", config.to_yaml())
+    for newer in damaged:  # by its name it would outlive the checkpoints that are to come
+        newer.replace(newer.with_suffix(".damaged"))
     for note in notes:
         print(f"resume  {note}")
     print(f"run     {run}" + (f", after step {done:,} of {max_steps:,}" if resume else f", {max_steps:,} steps"))

@@ -449,3 +449,14 @@ def test_a_prompt_file_may_end_its_line(call):
     Path("prompt.txt").write_bytes(b"\xef\xbb\xbfmar\r\n")
     status, out, _ = call(sample, "--prompt-file", "prompt.txt", "--num-samples", 2)
     assert status == 0 and all(line.startswith("mar") for line in out.splitlines())
+
+
+def test_a_damaged_newest_checkpoint_does_not_outlive_the_ones_that_follow(call):
+    assert call(train, MICRO, *SMALL)[0] == 0
+    newest = Path("runs/micro/step-000020.pt")
+    newest.write_bytes(newest.read_bytes()[:-100])
+    options = ["train.checkpoint_every=5", "train.keep=1", "train.max_steps=15", "optim.schedule=constant"]
+    assert call(train, "runs/micro", "--resume", *options)[0] == 0
+    assert [path.name for path in runs.step_files(Path("runs/micro"))] == ["step-000015.pt"]
+    assert checkpoint.read(Path("runs/micro/step-000015.pt"))["row"]["step"] == 15
+    assert newest.with_suffix(".damaged").exists()
