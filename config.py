@@ -94,8 +94,11 @@ class DataConfig:
 
 @dataclass
 class OptimConfig:
-    name: Literal["adamw"] = key("adamw", "the optimizer")
+    name: Literal["adamw", "muon"] = key(
+        "adamw", "the optimizer; muon: for the matrices inside blocks, adamw for the rest"
+    )
     lr: float = key(1e-2, "peak learning rate", above=0.0)
+    muon_lr: float = key(2e-2, "peak learning rate of the matrices under muon", above=0.0)
     betas: tuple[float, float] = key((0.9, 0.99), "decay of AdamW's averages of the gradient and its square")
     weight_decay: float = key(0.01, "decay of the matrices (not of gains, biases, embeddings)", least=0.0)
     schedule: Literal["constant", "linear", "cosine", "wsd"] = key("linear", "learning rate after the warm-up")

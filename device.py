@@ -1,9 +1,9 @@
 """Where and how a run computes: device, then dtype, then gradient scaler, then compile, each by the one before."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +47,11 @@ def choose_dtype(device: torch.device, name: str) -> tuple[torch.dtype, str]:
     return getattr(torch, name), notice
 
 
+def put(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array as a tensor of the device."""
+    return torch.from_numpy(array).to(device)
+
+
 def limit_threads(model: torch.nn.Module) -> None:
     """One CPU thread below 50,000 parameters: there is too little to share, and on a busy machine a step that waits
     for its second thread takes ten times as long. The results are the same."""
@@ -64,22 +69,11 @@ def make_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScale
     return torch.amp.GradScaler(device.type, enabled=device.type == "cuda" and dtype == torch.float16)
 
 
-def compile_model(
-    model: torch.nn.Module, wanted: str | bool, device: torch.device, trial: Callable[[Callable[..., Tensor]], None]
-) -> tuple[Callable[..., Tensor], str]:
-    """(what to call for training, a word on it). `trial` runs it once forward and backward, since compiling is lazy.
+def worth_compiling(device: torch.device, flops: float, steps: int) -> bool:
+    """What `compile: auto` means: always on CUDA; on a CPU, where compiling takes about a minute and then saves a fifth
+    of a large step and half of a tiny one, if the run would take more than ten minutes without.
 
-    auto compiles on CUDA; on a CPU a run of minutes does not earn back the minute that compiling takes. Where compiling
-    fails, auto goes on without (the word says so) and true raises UsageError.
+    An update is taken to cost 2 ms and a second for every 50 GFLOP: by the configuration alone, so that a run that is
+    started again is compiled again.
     """
-    if wanted is False or (wanted == "auto" and device.type != "cuda"):
-        return model, "off"
-    try:
-        compiled = torch.compile(model)
-        trial(compiled)
-    except Exception as error:  # whatever the compiler stack raises where a part of it is missing
-        reason = str(error).strip().split("\n")[0][:200]
-        if wanted is True:
-            raise UsageError(f"train.compile=true, but compiling fails here ({reason}); use auto or false") from None
-        return model, f"off, because compiling fails here ({reason})"
-    return compiled, "on"
+    return device.type == "cuda" or (device.type == "cpu" and steps * (0.002 + flops / 50e9) > 600)

@@ -14,8 +14,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from config import ModelConfig
+
+LOGITS_AT_ONCE = 1 << 25  # whose loss is computed together: 128 MB in float32
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Norms: over the components of one token, so that tokens and batch rows do not touch each other
@@ -264,6 +267,24 @@ BLOCKS: dict[str, type[nn.Module]] = {"prenorm": Block, "postnorm": PostNormBloc
 # GPT
 
 
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), targets, ignore_index=-1, reduction="none")
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """−log p(target) = logsumexp(logits) − logits[target], 0 where the target is -1; (B, T, V) and (B, T) → (B, T).
+
+    In float32, whatever autocast made of the logits. A large vocabulary goes part by part, each computed again on the
+    way back, so that there is never a float32 copy of all logits (compiled, that copy does not come about at all).
+    """
+    flat, flat_targets = logits.flatten(0, 1), targets.flatten()
+    if logits.numel() <= LOGITS_AT_ONCE or torch.compiler.is_compiling():
+        return _cross_entropy(flat, flat_targets).view_as(targets)
+    rows = max(1, LOGITS_AT_ONCE // logits.size(-1))
+    parts = zip(flat.split(rows), flat_targets.split(rows), strict=True)
+    return torch.cat([checkpoint(_cross_entropy, *part, use_reentrant=False) for part in parts]).view_as(targets)
+
+
 class GPT(nn.Module):
     """wte[ids] + wpe[positions], n_layers blocks, then a score for every token of the vocabulary at every position.
 
@@ -299,11 +320,7 @@ class GPT(nn.Module):
         if cache is not None:
             return self.lm_head(x[:, -1])  # (B, V)
         logits = self.lm_head(x)  # (B, T, V)
-        if targets is None:
-            return logits
-        # −log p(target) = logsumexp(logits) − logits[target], in float32 whatever autocast made of the logits
-        losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
-        return losses.view_as(targets)  # (B, T)
+        return logits if targets is None else token_losses(logits, targets)
 
     def new_cache(self) -> list[KVCache]:
         """An empty cache, one KVCache a layer."""
@@ -345,3 +362,15 @@ def parameter_table(model: GPT) -> list[tuple[str, tuple[int, ...], int]]:
         part = ".".join("*" if piece.isdecimal() else piece for piece in name.removesuffix(".weight").split("."))
         table[part] = (tuple(p.shape), table.get(part, ((), 0))[1] + p.numel())
     return [(part, shape, count) for part, (shape, count) in table.items()]
+
+
+def flops_per_token(model: GPT) -> int:
+    """Floating point operations of forward and backward for one token: 6 N + 12 · layers · C · T.
+
+    (Chowdhery et al. 2022, appendix B.) N leaves the embeddings out, which are looked up and not multiplied, but has
+    lm_head, tied or not; T = block_size, as if attention were not causal, which is how utilisation is reported.
+    """
+    config = model.config
+    multiplied = sum(p.numel() for name, p in model.named_parameters() if name.split(".")[0] not in ("wte", "wpe"))
+    tied = model.wte.weight.numel() if config.tie_weights else 0
+    return 6 * (multiplied + tied) + 12 * config.n_layers * config.d_model * config.block_size

@@ -1,4 +1,8 @@
-"""The optimizer: which parameter is decayed, AdamW, its state by parameter name, and learning rates by step."""
+"""The optimizers: AdamW, and Muon for the matrices inside blocks; the learning rate of every step.
+
+An update is plain tensor arithmetic, in place, that reads no value back: it runs as it stands on every device, and
+torch.compile can fuse it with the gradient.
+"""
 
 import math
 from typing import Any
@@ -9,29 +13,138 @@ from torch import Tensor
 from config import OptimConfig
 from model import GPT
 
+ADAM_EPS = 1e-8
+MUON_MOMENTUM = 0.95
+NEWTON_SCHULZ = [(3.4445, -4.7750, 2.0315)] * 5  # a, b, c of every round
 
-def parameter_groups(model: GPT, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups that own every parameter once: matrices, with decay, and gains, biases and embeddings, without.
 
-    Decay pulls towards zero, which for a gain means switching the layer off. A tied lm_head is an embedding.
+def adam(g: Tensor, state: dict[str, Tensor], steps: Tensor, betas: tuple[float, float]) -> Tensor:
+    """m / (√v + ε), where m and v average g and g² over the last updates, freed of their start at zero.
+
+    (Kingma & Ba 2015, algorithm 1.) `steps` counts this update. Any shape → the same.
     """
-    groups: dict[float, list[tuple[str, Tensor]]] = {weight_decay: [], 0.0: []}
-    for name, p in model.named_parameters():
-        is_matrix = p.ndim == 2 and name.split(".")[0] not in ("wte", "wpe")
-        groups[weight_decay if is_matrix else 0.0].append((name, p))
-    owned = [name for members in groups.values() for name, _ in members]
-    assert sorted(owned) == sorted(name for name, _ in model.named_parameters())
-    return [{"params": members, "weight_decay": decay} for decay, members in groups.items() if members]
+    m, v = state["exp_avg"], state["exp_avg_sq"]
+    m.lerp_(g, 1 - betas[0])
+    v.lerp_(g.square(), 1 - betas[1])
+    return m / (1 - betas[0] ** steps) / ((v / (1 - betas[1] ** steps)).sqrt() + ADAM_EPS)
 
 
-def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2), in PyTorch's fused form, for a model on its final device."""
-    groups = parameter_groups(model, config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+def orthogonalise(x: Tensor) -> Tensor:
+    """About U Vᵀ of each x = U Σ Vᵀ, the nearest matrix whose rows (or columns, where they are fewer) are orthonormal.
+
+    Rounds of x ← a x + (b A + c A²) x with A = x xᵀ: an odd polynomial that takes every singular value in (0, 1]
+    towards 1, to 0.7 … 1.2 (Jordan et al. 2024, kellerjordan.github.io/posts/muon). (n, rows, columns) → the same.
+    """
+    tall, dtype = x.size(-2) > x.size(-1), x.dtype
+    y = x.mT if tall else x
+    y = y.bfloat16() if y.is_cuda else y.float()  # most CPUs emulate bfloat16, many times slower than float32
+    y = y / (y.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    for a, b, c in NEWTON_SCHULZ:
+        A = y @ y.mT
+        y = torch.baddbmm(y, torch.baddbmm(A, A, A, beta=b, alpha=c), y, beta=a)
+    return (y.mT if tall else y).to(dtype)
+
+
+def muon(grads: dict[str, Tensor], state: dict[str, dict[str, Tensor]], parts: dict[str, int]) -> dict[str, Tensor]:
+    """√max(1, rows / columns) · orthogonalise(Nesterov momentum of the gradient), for each matrix (Jordan et al. 2024).
+
+    parts: how many matrices stand in a parameter, one above the other: they are orthogonalised apart. All matrices of
+    one shape go through one batched product.
+    """
+    batches: dict[tuple[int, int], dict[str, Tensor]] = {}
+    for name, g in grads.items():
+        average = state[name]["momentum"].lerp_(g, 1 - MUON_MOMENTUM)
+        stacked = g.lerp(average, MUON_MOMENTUM).unflatten(0, (parts[name], -1))  # (parts, rows, columns)
+        batches.setdefault((stacked.size(1), stacked.size(2)), {})[name] = stacked
+    directions = {}
+    for (rows, columns), batch in batches.items():
+        scaled = math.sqrt(max(1, rows / columns)) * orthogonalise(torch.cat(list(batch.values())))
+        for name, x in zip(batch, scaled.split([x.size(0) for x in batch.values()]), strict=True):
+            directions[name] = x.flatten(0, 1)
+    return directions
+
+
+class Optimizer:
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) for all parameters of a model, or for those that Muon leaves.
+
+    Decay pulls towards zero, which for a gain means switching the layer off: it is for matrices, not for gains, biases
+    and embeddings (nor an lm_head that is tied to one). A parameter without a gradient is left alone.
+    """
+
+    def __init__(self, model: GPT, config: OptimConfig):
+        """`model`: on its final device."""
+        self.config, device = config, model.wte.weight.device
+        self.parameters = dict(model.named_parameters())
+        self.param_groups = [{"params": list(self.parameters.values())}]  # where torch.amp.GradScaler looks
+        self.weights = {name: p.detach() for name, p in self.parameters.items()}  # the same memory
+        self.decayed = {n for n, p in self.weights.items() if p.ndim == 2 and n.split(".")[0] not in ("wte", "wpe")}
+        self.parts = {}
+        if config.name == "muon":
+            side_by_side = {"qkv": 3, "fc": 2 if model.config.mlp == "swiglu" else 1, "proj": 1}
+            self.parts = {n: side_by_side[n.split(".")[-2]] for n in self.decayed if n.startswith("blocks.")}
+        self.lr, self.steps = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.state = {
+            name: {
+                key: torch.zeros_like(p) for key in (["momentum"] if name in self.parts else ["exp_avg", "exp_avg_sq"])
+            }
+            for name, p in self.weights.items()
+        }
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What backward() left behind."""
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def step(self) -> None:
+        """One update from the gradients that backward() left behind."""
+        self.update(self.gradients())
+
+    @torch.no_grad()
+    def update(self, grads: dict[str, Tensor]) -> None:
+        """One update with the learning rate in `lr` (a tensor, because compiled code keeps numbers for good)."""
+        self.steps += 1
+        muon_lr = self.lr * (self.config.muon_lr / self.config.lr)
+        orthogonal = muon({name: grads[name] for name in self.parts if name in grads}, self.state, self.parts)
+        for name in grads:
+            p, lr, direction = self.weights[name], muon_lr, orthogonal.get(name)
+            if direction is None:
+                lr, direction = self.lr, adam(grads[name], self.state[name], self.steps, self.config.betas)
+            if name in self.decayed:
+                p *= 1 - lr * self.config.weight_decay
+            p -= lr * direction
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be saved, by parameter name, since positions change with the model's code."""
+        return {"steps": self.steps, **self.state}
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave; KeyError if something is missing."""
+        self.steps.copy_(saved["steps"])
+        for name, tensors in self.state.items():
+            for key, tensor in tensors.items():
+                tensor.copy_(saved[name][key])
+
+    def reset(self) -> None:
+        """As before the first update."""
+        for tensor in (self.lr, self.steps, *(t for tensors in self.state.values() for t in tensors.values())):
+            tensor.zero_()
+
+
+def clip(grads: dict[str, Tensor], max_norm: float) -> Tensor:
+    """Scale all gradients together, in place, to a norm of at most max_norm (0: no limit); returns the norm before.
+
+    (Pascanu et al. 2013, algorithm 1.)
+    """
+    norm = torch.stack([g.norm() for g in grads.values()]).norm()
+    if max_norm:
+        share = (max_norm / (norm + 1e-6)).clamp(max=1)
+        for g in grads.values():
+            g *= share
+    return norm
 
 
 def learning_rate(step: int, config: OptimConfig, max_steps: int) -> float:
-    """The learning rate of update `step` = 0 … max_steps − 1.
+    """The learning rate of update `step` = 0 … max_steps − 1; Muon's is the same share of muon_lr.
 
     Linear warm-up that is never 0; then lr · (min + (1 − min) · f(x)), x = 0 … 1 the share of the rest that is done:
     constant: f = 1. linear: 1 − x. cosine: (1 + cos πx) / 2 (Loshchilov & Hutter 2017, eq. 5).
@@ -47,19 +160,3 @@ def learning_rate(step: int, config: OptimConfig, max_steps: int) -> float:
         "wsd": 1 - math.sqrt(max(0.0, (x - 0.8) / 0.2)),
     }[config.schedule]
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * factor)
-
-
-def state_by_name(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """{parameter name: {"step": …, "exp_avg": …, …}}; by name, since positions change with the model's code."""
-    return {
-        name: optimizer.state[p]
-        for group in optimizer.param_groups
-        for name, p in zip(group["param_names"], group["params"], strict=True)
-    }
-
-
-def load_state_by_name(optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Tensor]]) -> None:
-    """Put back what `state_by_name` gave, each tensor to its parameter's device; KeyError if a parameter has none."""
-    for group in optimizer.param_groups:
-        for name, p in zip(group["param_names"], group["params"], strict=True):
-            optimizer.state[p] = {key: value.to(p.device, copy=True) for key, value in state[name].items()}

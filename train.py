@@ -5,16 +5,24 @@ import math
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import config as configuration
 import errors
 import runs
 from config import Config
 from errors import Interrupted, RunError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from model import GPT
+    from optim import Optimizer
 
 READ_EVERY = 0.5  # seconds between reading losses back from the device, which waits for it each time
 
@@ -84,7 +92,6 @@ def differences(path: Path, config: Config, overrides: list[str]) -> list[str]:
 def train(config: Config, name: str, resume: Path | None = None, notes: Iterable[str] = ()) -> None:
     """Train as configured, in a new run called `name`, or going on with the run `resume`; `notes` are printed first."""
     # only now, with a valid configuration: importing torch takes seconds
-    import numpy as np
     import torch
 
     import checkpoint
@@ -93,8 +100,8 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     from evaluate import total_loss
     from generate import Sampling, generate, start_of_text
     from log import Log
-    from model import GPT, parameter_table
-    from optim import learning_rate, load_state_by_name, make_optimizer, state_by_name
+    from model import GPT, flops_per_token, parameter_table
+    from optim import Optimizer, learning_rate
 
     settings, max_steps = config.train, config.train.max_steps
     deadline = time.monotonic() + 60 * (settings.max_minutes or float("inf"))
@@ -117,49 +124,26 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     with torch.device(device):
         model = GPT(config.model, tokenizer.vocab_size)
     devices.limit_threads(model)
-    optimizer = make_optimizer(model, config.optim)
+    optimizer = Optimizer(model, config.optim)
+
+    if saved and saved["fingerprint"] != data.fingerprint:
+        raise UsageError(f"data.name={config.data.name} is not the data of {file}: prepare that text again")
+    flops = flops_per_token(model) * settings.batch_size * config.model.block_size
+    compiled = settings.compile
+    if compiled == "auto":  # a run that goes on is compiled if it was, whatever its length is now
+        compiled = saved["compiled"] if saved else devices.worth_compiling(device, flops, max_steps)
+    example = [devices.put(rows, device) for rows in data.train.batch(0, settings.batch_size)]
+    autocast = devices.autocast(device, dtype)
+    update, compiling = make_update(model, optimizer, scaler, config, autocast, compiled, example)
     best = float("inf")
     row: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     if saved:
-        if saved["fingerprint"] != data.fingerprint:
-            raise UsageError(f"data.name={config.data.name} is not the data of {file}: prepare that text again")
         checkpoint.load_weights(model, saved["model"], file)
-        load_state_by_name(optimizer, saved["optimizer"])
+        optimizer.load_state_dict(saved["optimizer"])
         if scaler.is_enabled() and saved["scaler"]:
             scaler.load_state_dict(saved["scaler"])
         best, row = saved["best"], saved["row"]
         saved.clear()  # the rest of it is not needed any more
-
-    def losses_of(function: Any, inputs: np.ndarray, targets: np.ndarray) -> torch.Tensor:
-        """The losses (rows, T) of some rows, by the model or its compiled form."""
-        with devices.autocast(device, dtype):
-            return function(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-
-    def update(step: int, lr: float) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """One step of the optimizer: (loss per target, norm of the gradient, targets). All follows from the step."""
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        if config.model.dropout:
-            torch.manual_seed(settings.seed + 1_000_003 * (step + 1))  # so there is no random state to save
-        inputs, targets = data.train.batch(step, settings.batch_size)
-        n_targets, train_loss = int((targets >= 0).sum()), torch.zeros((), device=device)
-        slices = [np.split(rows, settings.accumulation) for rows in (inputs, targets)]
-        for x, y in zip(*slices, strict=True):
-            loss = losses_of(forward, x, y).sum() / n_targets  # of the whole update, so that slicing changes nothing
-            scaler.scale(loss).backward()
-            train_loss += loss.detach()
-        scaler.unscale_(optimizer)  # the order matters: unscale, clip, step, update
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        return train_loss, grad_norm, n_targets
-
-    def trial(function: Any) -> None:
-        losses_of(function, *data.train.batch(0, settings.batch_size // settings.accumulation)).sum().backward()
-        optimizer.zero_grad()
-
-    forward, compiling = devices.compile_model(model, settings.compile, device, trial)
 
     # everything fits together: from here on something is written
     done, tokens = row["step"], row["tokens"]
@@ -198,9 +182,10 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     def save(row: dict[str, Any]) -> Path:
         """Save everything that the rest of the run depends on, as it is after update row["step"]."""
         state = {
-            "optimizer": state_by_name(optimizer),
+            "optimizer": optimizer.state_dict(),
             "scaler": scaler.state_dict(),
             "dtype": str(dtype),
+            "compiled": compiling == "on",
             "best": best,
         }
         file = run / f"step-{row['step']:06d}.pt"
@@ -214,7 +199,7 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
         """What follows a save: evaluation and samples where they are due, and the update's row in the log."""
         nonlocal best
         if row["step"] % settings.eval_every == 0 or row["step"] == max_steps:
-            total, _ = total_loss(model, data.val, devices.autocast(device, dtype))
+            total, _ = total_loss(model, data.val, autocast)
             row["val_loss"] = total / data.val_characters
             if not math.isfinite(row["val_loss"]):
                 raise RunError(f"the validation loss is {row['val_loss']} at step {row['step']}: the run has diverged")
@@ -235,8 +220,12 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
         start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
         while done < max_steps:
             lr = learning_rate(done, config.optim, max_steps)
-            train_loss, grad_norm, n_targets = update(done, lr)
-            done, tokens = done + 1, tokens + n_targets
+            optimizer.lr.fill_(lr)
+            if config.model.dropout:
+                torch.manual_seed(settings.seed + 1_000_003 * (done + 1))  # so there is no random state to save
+            inputs, targets = data.train.batch(done, settings.batch_size)
+            train_loss, grad_norm = update(devices.put(inputs, device), devices.put(targets, device))
+            done, tokens = done + 1, tokens + int((targets >= 0).sum())
             row = {"step": done, "train_loss": train_loss, "val_loss": None, "lr": lr, "grad_norm": grad_norm}
             row |= {"tokens": tokens, "tokens_per_s": None, "seconds": time.perf_counter() - start}
             log.add(row)
@@ -261,14 +250,86 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     print(f"sample  python sample.py --checkpoint {run}")
 
 
+def make_update(
+    model: "GPT",
+    optimizer: "Optimizer",
+    scaler: "torch.amp.GradScaler",
+    config: Config,
+    autocast: AbstractContextManager[Any],
+    compiled: bool,
+    example: "list[Tensor]",
+) -> "tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], str]":
+    """(the function that makes an update, a word on how it is compiled).
+
+    The function takes the inputs and targets of all rows, (batch_size, T) each, and returns the loss per target and the
+    norm of its gradient, as tensors of the device. `example` is what it is tried with where it is to be compiled.
+    """
+    import torch
+    from torch import Tensor
+    from torch.func import functional_call, grad_and_value
+
+    from optim import clip
+
+    forward: Any = model
+
+    def by_slices(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Slice after slice forward and backward, then one step of the optimizer."""
+        n_targets, train_loss = (targets >= 0).sum(), torch.zeros((), device=inputs.device)
+        size = config.train.batch_size // config.train.accumulation
+        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+            with autocast:
+                loss = forward(x, y).sum() / n_targets  # of the whole update, so that slicing changes nothing
+            scaler.scale(loss).backward()
+            train_loss += loss.detach()
+        scaler.unscale_(optimizer)  # type: ignore[arg-type]  # the order matters: unscale, clip, step, update
+        grad_norm = clip(optimizer.gradients(), config.optim.grad_clip)
+        scaler.step(optimizer)  # type: ignore[arg-type]
+        scaler.update()
+        model.zero_grad()
+        return train_loss, grad_norm
+
+    def at_once(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in one function of tensors, of which torch.compile makes one piece of code."""
+
+        def loss_of(weights: dict[str, Tensor]) -> Tensor:
+            with autocast:
+                return functional_call(model, weights, (inputs, targets)).sum() / (targets >= 0).sum()
+
+        grads, train_loss = grad_and_value(loss_of)(optimizer.weights)
+        grad_norm = clip(grads, config.optim.grad_clip)
+        optimizer.update(grads)
+        return train_loss, grad_norm
+
+    if not compiled:
+        return by_slices, "off"
+
+    # on a CPU one piece saves most; on a GPU the optimizer is a few kernels anyway; and accumulation needs the slices
+    whole = example[0].device.type == "cpu" and config.train.accumulation == 1
+    update = at_once if whole else by_slices
+    try:
+        if whole:
+            update = torch.compile(at_once)
+        else:
+            forward = torch.compile(model)
+        update(*example)  # compiling is lazy; the learning rate is still 0, so that no weight changes
+        word = "on"
+    except Exception as error:  # whatever the compiler stack raises where a part of it is missing
+        reason = str(error).strip().split("\n")[0][:200]
+        if config.train.compile is True:
+            raise UsageError(f"train.compile=true, but compiling fails here ({reason}); use auto or false") from None
+        forward, update, word = model, by_slices, f"off, because compiling fails here ({reason})"
+    model.zero_grad()
+    optimizer.reset()
+    return update, word
+
+
 def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: str) -> list[str]:
     """What changes on resuming; UsageError for what would make it another model, other data or another optimizer."""
     from optim import learning_rate
 
-    if (
-        not {"optimizer", "scaler", "dtype", "best"} <= saved.keys()
-        or saved["optimizer"].keys() != saved["model"].keys()
-    ):
+    if not {"optimizer", "scaler", "dtype", "compiled", "best"} <= saved.keys() or saved["optimizer"].keys() != saved[
+        "model"
+    ].keys() | {"steps"}:
         raise UsageError(f"{file} has weights but no optimizer state: it can be sampled, not resumed")
     before, done = configuration.parse(saved["config"], str(file)), saved["row"]["step"]
     old, new, notes = before.flat(), config.flat(), list[str]()

@@ -19,7 +19,6 @@ import errors
 import evaluate
 import sample
 import train
-from errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 MICRO = str(ROOT / "configs" / "micro.yaml")
@@ -393,24 +392,41 @@ def test_compiling_without_a_compiler_is_an_error_where_it_was_asked_for(tmp_pat
     assert len(result.stderr.splitlines()) == 1 and not Path("runs").exists()
 
 
-def test_compiling_that_fails_is_given_up_where_it_was_not_asked_for():
-    def trial(function):
+def test_compiling_that_fails_is_given_up_where_it_was_not_asked_for(call, monkeypatch):
+    def fail(function):
         raise RuntimeError("no C++ compiler\nand more")
 
-    model = torch.nn.Linear(1, 1)
-    forward, word = device.compile_model(model, "auto", torch.device("cuda"), trial)
-    assert forward is model and word == "off, because compiling fails here (no C++ compiler)"
-    with pytest.raises(UsageError, match="compiling fails here"):
-        device.compile_model(model, True, torch.device("cpu"), trial)
-    for wanted, kind in ((False, "cuda"), ("auto", "cpu"), ("auto", "mps")):
-        assert device.compile_model(model, wanted, torch.device(kind), trial) == (model, "off")
+    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr(device, "worth_compiling", lambda *_: True)
+    assert call(train, MICRO, *SMALL, "train.compile=false")[0] == 0
+    for accumulation in (1, 2):  # a whole update, or the model alone
+        status, out, _ = call(train, MICRO, *SMALL, f"train.accumulation={accumulation}")
+        assert status == 0 and "compile off, because compiling fails here (no C++ compiler)" in out
+    assert metrics("runs/micro-2") == metrics("runs/micro")  # trying left nothing behind
 
 
 @pytest.mark.slow
-def test_the_compiled_model_learns_what_the_eager_one_learns(call):
+@pytest.mark.parametrize("options", [[], ["optim.name=muon", "model.tie_weights=true"], ["train.accumulation=2"]])
+def test_the_compiled_model_learns_what_the_eager_one_learns(call, options):
     for choice in ("false", "true"):
-        assert call(train, MICRO, *SMALL, f"train.compile={choice}")[0] == 0
+        assert call(train, MICRO, *SMALL, *options, f"train.compile={choice}")[0] == 0
     for a, b in zip(metrics("runs/micro"), metrics("runs/micro-2"), strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-4)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
     compiled = checkpoint.read(Path("runs/micro-2/best.pt"))["model"]
     assert compiled.keys() == weights("runs/micro/best.pt").keys()  # no wrapper's prefix
+
+
+@pytest.mark.slow
+def test_a_compiled_run_resumes_compiled_and_bit_for_bit(call, monkeypatch):
+    monkeypatch.setattr(device, "worth_compiling", lambda *_: True)
+    options = ["model.dropout=0.1", "optim.name=muon", "train.checkpoint_every=10"]
+    assert call(train, MICRO, *SMALL, *options)[0] == 0
+    last = Path("runs/micro/step-000020.pt")
+    straight, rows = checkpoint.read(last), metrics("runs/micro")
+    last.unlink()
+    monkeypatch.setattr(device, "worth_compiling", lambda *_: False)
+    status, out, _ = call(train, "runs/micro", "--resume")
+    assert status == 0 and "compile on" in out and metrics("runs/micro") == rows
+    for name, tensor in checkpoint.read(last)["model"].items():
+        assert torch.equal(tensor, straight["model"][name])

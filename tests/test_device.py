@@ -93,16 +93,10 @@ def test_matrix_products_are_in_the_dtype_and_float32_means_nothing_is_touched()
     assert not device.make_scaler(cpu, bf16).is_enabled()
 
 
-def test_a_model_that_cannot_be_compiled_runs_without_unless_it_must(monkeypatch):
-    def fail(compiled):
-        raise RuntimeError("no C++ compiler\nmore lines")
-
-    model, cpu, cuda = torch.nn.Linear(1, 1), torch.device("cpu"), torch.device("cuda")
-    monkeypatch.setattr(torch, "compile", lambda model: "compiled")
-    assert device.compile_model(model, "auto", cpu, fail) == (model, "off")
-    assert device.compile_model(model, False, cuda, fail) == (model, "off")
-    assert device.compile_model(model, True, cpu, lambda compiled: None) == ("compiled", "on")
-    assert device.compile_model(model, "auto", cuda, lambda compiled: None) == ("compiled", "on")
-    without = (model, "off, because compiling fails here (no C++ compiler)")
-    assert device.compile_model(model, "auto", cuda, fail) == without
-    assert "no C++ compiler" in refusal(device.compile_model, model, True, cpu, fail)
+def test_auto_compiles_on_cuda_and_on_a_cpu_for_a_run_of_more_than_ten_minutes():
+    cpu, cuda, mps = (torch.device(kind) for kind in ("cpu", "cuda", "mps"))
+    assert device.worth_compiling(cuda, 1.0, 1)
+    assert not device.worth_compiling(cpu, 1e10, 2_000)  # 0.2 s each
+    assert device.worth_compiling(cpu, 1e10, 3_000)
+    assert device.worth_compiling(cpu, 0.0, 300_001) and not device.worth_compiling(cpu, 0.0, 299_999)
+    assert not device.worth_compiling(mps, 1e10, 1_000_000)
