@@ -18,15 +18,28 @@ MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = [(3.4445, -4.7750, 2.0315)] * 5  # a, b, c of every round
 
 
-def adam(g: Tensor, state: dict[str, Tensor], steps: Tensor, betas: tuple[float, float]) -> Tensor:
-    """m / (√v + ε), where m and v average g and g² over the last updates, freed of their start at zero.
+def adamw(
+    ps: list[Tensor],
+    gs: list[Tensor],
+    ms: list[Tensor],
+    vs: list[Tensor],
+    steps: Tensor,
+    lr: Tensor,
+    config: OptimConfig,
+) -> None:
+    """p ← p − lr · m / (√v + ε), in place, for each p: m and v average its g and g², freed of their start at zero.
 
-    (Kingma & Ba 2015, algorithm 1.) `steps` counts this update. Any shape → the same.
+    (Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019 take the decay out of g.) `steps` counts this update.
     """
-    m, v = state["exp_avg"], state["exp_avg_sq"]
-    m.lerp_(g, 1 - betas[0])
-    v.lerp_(g.square(), 1 - betas[1])
-    return m / (1 - betas[0] ** steps) / ((v / (1 - betas[1] ** steps)).sqrt() + ADAM_EPS)
+    b1, b2 = config.betas
+    if not torch.compiler.is_compiling():  # PyTorch's kernel of the same, for all of them together
+        rest: dict[str, Any] = {"weight_decay": 0.0, "eps": ADAM_EPS, "amsgrad": False, "maximize": False}
+        torch._fused_adamw_(ps, gs, ms, vs, [], [steps] * len(ps), lr=lr, beta1=b1, beta2=b2, **rest)
+        return
+    for p, g, m, v in zip(ps, gs, ms, vs, strict=True):
+        m.lerp_(g, 1 - b1)
+        v.lerp_(g.square(), 1 - b2)
+        p -= lr * (m / (1 - b1**steps)) / ((v / (1 - b2**steps)).sqrt() + ADAM_EPS)
 
 
 def orthogonalise(x: Tensor) -> Tensor:
@@ -103,14 +116,13 @@ class Optimizer:
         """One update with the learning rate in `lr` (a tensor, because compiled code keeps numbers for good)."""
         self.steps += 1
         muon_lr = self.lr * (self.config.muon_lr / self.config.lr)
-        orthogonal = muon({name: grads[name] for name in self.parts if name in grads}, self.state, self.parts)
-        for name in grads:
-            p, lr, direction = self.weights[name], muon_lr, orthogonal.get(name)
-            if direction is None:
-                lr, direction = self.lr, adam(grads[name], self.state[name], self.steps, self.config.betas)
-            if name in self.decayed:
-                p *= 1 - lr * self.config.weight_decay
-            p -= lr * direction
+        for name in self.decayed & grads.keys():
+            self.weights[name] *= 1 - (muon_lr if name in self.parts else self.lr) * self.config.weight_decay
+        for name, direction in muon({n: grads[n] for n in self.parts if n in grads}, self.state, self.parts).items():
+            self.weights[name] -= muon_lr * direction
+        rest = [name for name in grads if name not in self.parts]
+        m, v = ([self.state[name][key] for name in rest] for key in ("exp_avg", "exp_avg_sq"))
+        adamw([self.weights[n] for n in rest], [grads[n] for n in rest], m, v, self.steps, self.lr, self.config)
 
     def state_dict(self) -> dict[str, Any]:
         """What has to be saved, by parameter name, since positions change with the model's code."""
@@ -135,11 +147,9 @@ def clip(grads: dict[str, Tensor], max_norm: float) -> Tensor:
 
     (Pascanu et al. 2013, algorithm 1.)
     """
-    norm = torch.stack([g.norm() for g in grads.values()]).norm()
+    norm = torch.nn.utils.get_total_norm(grads.values())
     if max_norm:
-        share = (max_norm / (norm + 1e-6)).clamp(max=1)
-        for g in grads.values():
-            g *= share
+        torch._foreach_mul_(list(grads.values()), (max_norm / (norm + 1e-6)).clamp(max=1))
     return norm
 
 

@@ -30,7 +30,6 @@ import errors  # noqa: E402
 import train  # noqa: E402
 
 torch.set_num_threads(1)  # a process with threads cannot be forked safely
-torch.optim.AdamW([torch.zeros(1)])  # the first optimizer imports for seconds: do it before forking
 NOT_COMPARED = ("tokens_per_s", "seconds")
 
 
@@ -56,6 +55,7 @@ def state(run: Path, steps: int) -> tuple[dict[str, torch.Tensor], list[dict[str
         content = checkpoint.read(run / name)
         tensors |= {f"{name} {key}": value for key, value in content["model"].items()}
         for key, moments in content.get("optimizer", {}).items():
+            moments = {"": moments} if key == "steps" else moments
             tensors |= {f"{name} {key} {moment}": value for moment, value in moments.items()}
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return tensors, [{key: value for key, value in row.items() if key not in NOT_COMPARED} for row in rows]

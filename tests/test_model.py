@@ -274,6 +274,29 @@ def test_loss_is_logsumexp_less_the_targets_logit_in_float32_even_for_large_logi
     assert losses.dtype == torch.float32 and (losses[TARGETS < 0] == 0).all()
 
 
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_the_loss_of_a_large_vocabulary_part_by_part_is_that_of_the_whole(monkeypatch, rows):
+    model = scramble(gpt())
+    whole, expected = model(IDS, TARGETS), gradients(model)
+    monkeypatch.setattr(parts, "LOGITS_AT_ONCE", rows * VOCAB)
+    assert torch.equal(model(IDS, TARGETS), whole)
+    for name, gradient in gradients(model).items():
+        assert_close(gradient, expected[name])
+
+
+def test_no_tensor_that_is_kept_for_the_gradient_is_a_float32_copy_of_all_logits(monkeypatch):
+    def kept(logits):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append((t.dtype, t.numel())) or t, lambda t: t):
+            parts.token_losses(logits, torch.zeros(1, 64, dtype=torch.long))
+        return [size for dtype, size in sizes if dtype == torch.float32]
+
+    logits = torch.zeros(1, 64, 100, dtype=torch.bfloat16, requires_grad=True)
+    assert max(kept(logits)) == 6400
+    monkeypatch.setattr(parts, "LOGITS_AT_ONCE", 800)
+    assert max(kept(logits), default=0) < 6400
+
+
 @pytest.mark.parametrize("p, printed", [(0.9, "0.11"), (0.5, "0.69"), (0.01, "4.6"), (0.001, "6.9")])
 def test_loss_is_minus_the_log_of_the_probability_of_the_truth(p, printed):
     loss = losses_of(torch.tensor([[[math.log(p), math.log(1 - p)]]]), torch.tensor([[0]])).item()
@@ -304,6 +327,12 @@ def test_micro_has_4096_parameters_whatever_its_heads_and_tying_saves_432(n_head
     assert table == {k: n * (n_layers if "*" in k else 1) for k, n in SIZES.items() if not (tied and k == "lm_head")}
     assert sum(table.values()) == count(model) == total
     assert ("blocks.*.attn.qkv", (48, 16), 768 * n_layers) in parts.parameter_table(model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_flops_per_token_are_six_a_multiplied_weight_and_those_of_attention(tied):
+    # micro multiplies 3,072 + 432 weights a token; q·k and weights·v are 2 · 2 · T · C, three times with the backward
+    assert parts.flops_per_token(gpt(tie_weights=tied)) == 6 * (32 + 3072 + 432) + 3 * 4 * 8 * 16
 
 
 def test_mlp_is_two_thirds_of_a_blocks_matrices_and_half_of_micro():

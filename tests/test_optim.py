@@ -35,7 +35,9 @@ def is_decayed(name: str, array: np.ndarray) -> bool:
     return array.ndim == 2 and name not in ("wte.weight", "wpe.weight")
 
 
-def test_three_updates_are_those_of_the_formula_of_adamw():
+@pytest.mark.parametrize("compiling", [False, True])
+def test_three_updates_are_those_of_the_formula_of_adamw(monkeypatch, compiling):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)  # the kernel, or what is compiled
     model = gpt(norm="layernorm", bias=True)
     optimizer = Optimizer(model, OptimConfig(betas=(0.8, 0.95), weight_decay=0.5))
     w = arrays(model.named_parameters())
