@@ -1,6 +1,9 @@
 """Where and how a run computes: device, then dtype, then gradient scaler, then compile, each by the one before."""
 
 import contextlib
+import math
+import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,34 @@ from errors import UsageError
 # what autocast is used with, by device type; the first is for what `auto` cannot have. Apple's GPU counts as none of
 # the others, and float16 is for CUDA alone because it needs the gradient scaler
 DTYPES = {"cuda": ("float32", "bfloat16", "float16"), "cpu": ("float32", "bfloat16"), "mps": ("float32",)}
+
+# dense teraflop/s in bfloat16 (T4 and V100: float16), summed in float32, by the names that PyTorch gives; from NVIDIA's
+# data sheets and architecture papers, half of what they list "with sparsity"
+PEAKS = {
+    "NVIDIA B200": 2250,
+    "NVIDIA H200": 989,
+    "NVIDIA H200 NVL": 835,
+    "NVIDIA GH200 480GB": 989,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA H100 NVL": 835,
+    "NVIDIA H100 PCIe": 756,
+    "NVIDIA A100-SXM4-40GB": 312,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA A100-PCIE-40GB": 312,
+    "NVIDIA A100 80GB PCIe": 312,
+    "NVIDIA A10": 125,
+    "NVIDIA L4": 121,
+    "NVIDIA L40": 181,
+    "NVIDIA L40S": 362,
+    "NVIDIA RTX A6000": 155,
+    "NVIDIA GeForce RTX 3090": 71,
+    "NVIDIA GeForce RTX 4090": 165,
+    "NVIDIA GeForce RTX 5090": 209,
+    "Tesla T4": 65,
+    "Tesla V100-SXM2-16GB": 125,
+    "Tesla V100-SXM2-32GB": 125,
+    "Tesla V100-PCIE-16GB": 112,
+}
 
 
 def choose_device(name: str) -> torch.device:
@@ -47,9 +78,37 @@ def choose_dtype(device: torch.device, name: str) -> tuple[torch.dtype, str]:
     return getattr(torch, name), notice
 
 
+def set_float32_products(device: torch.device, dtype: torch.dtype) -> None:
+    """The float32 matrix products of a GPU: exact where float32 was asked for, else in TensorFloat-32 where it has that
+    (10 bits of mantissa, 8 times as fast on an A100). On other devices nothing changes."""
+    if device.type == "cuda":
+        # PyTorch 2.9 calls this the old way, but its compiler refuses the new one; all compilers advise against exact
+        warnings.filterwarnings("ignore", "Please use the new API settings|TensorFloat32 tensor cores")
+        torch.set_float32_matmul_precision("highest" if dtype == torch.float32 else "high")
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """(operations a second that the device can do at most in matrix products of `dtype`, where that is from): from the
+    data sheet, or, for another device or float32, from the fastest of ten products of large matrices."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if dtype != torch.float32 and name in PEAKS:
+        return PEAKS[name] * 1e12, "data sheet"
+    n, fastest = 8192 if device.type == "cuda" else 1024, math.inf
+    x = torch.randn(n, n, device=device, dtype=dtype)  # of zeros a GPU computes faster, at less power
+    for _ in range(10):
+        start = time.perf_counter()
+        (x @ x)[0, 0].item()  # waits for the device
+        fastest = min(fastest, time.perf_counter() - start)
+    return 2 * n**3 / fastest, "measured"
+
+
 def put(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array as a tensor of the device."""
-    return torch.from_numpy(array).to(device)
+    """The array as a tensor of the device. To a GPU it goes from page-locked memory, so that the CPU need not wait for
+    the copy; PyTorch hands that memory out again only when the copy is done."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)  # rows with gaps would go by ordinary memory
 
 
 def limit_threads(model: torch.nn.Module) -> None:
@@ -70,10 +129,12 @@ def make_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScale
 
 
 def worth_compiling(device: torch.device, flops: float, steps: int) -> bool:
-    """What `compile: auto` means: always on CUDA; on a CPU, where compiling takes about a minute and then saves a fifth
-    of a large step and half of a tiny one, if the run would take more than ten minutes without.
+    """What `compile: auto` means: compile if the run would take more than ten minutes without, on CUDA two minutes.
 
-    An update is taken to cost 2 ms and a second for every 50 GFLOP: by the configuration alone, so that a run that is
-    started again is compiled again.
+    Compiling takes about a minute; on a CPU it then saves a fifth of a large update and half of a tiny one, on a GPU
+    more. An update is taken to cost 2 ms and a second for every 50 GFLOP, on CUDA 5 ms and a second for every 50 TFLOP:
+    by the configuration alone, so that a run that is started again is compiled again.
     """
-    return device.type == "cuda" or (device.type == "cpu" and steps * (0.002 + flops / 50e9) > 600)
+    if device.type == "cuda":
+        return steps * (0.005 + flops / 50e12) > 120
+    return device.type == "cpu" and steps * (0.002 + flops / 50e9) > 600

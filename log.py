@@ -26,9 +26,12 @@ class Log:
     Reading waits for the device, so rows are read together, now and then, and always before anything is saved.
     """
 
-    def __init__(self, path: Path, row: Row, max_steps: int, scaled: bool):
-        """Go on after `row`, cutting the file back to the rows before it; `scaled`: a gradient may overflow."""
-        self.path, self.max_steps, self.scaled = path, max_steps, scaled
+    def __init__(self, path: Path, row: Row, max_steps: int, scaled: bool, full_rate: float | None = None):
+        """Go on after `row`, cutting the file back to the rows before it.
+
+        scaled: a gradient may overflow. full_rate: tokens/s that would use all that the device can compute.
+        """
+        self.path, self.max_steps, self.scaled, self.full_rate, self.rate = path, max_steps, scaled, full_rate, 0.0
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
         replace_text(path, "".join(line for line in lines if _step(line) < row["step"]))
         self.last_read, self.last_shown = row, time.monotonic()
@@ -44,7 +47,7 @@ class Log:
     def read(self) -> None:
         """Make numbers of the tensors; RunError for the first loss or gradient norm that is not finite."""
         before, last = self.last_read, self.added[-1]
-        rate = (last["tokens"] - before["tokens"]) / max(1e-9, last["seconds"] - before["seconds"])
+        rate = self.rate = (last["tokens"] - before["tokens"]) / max(1e-9, last["seconds"] - before["seconds"])
         for row in self.added:
             loss, norm = float(row["train_loss"]), float(row["grad_norm"])
             if not (math.isfinite(loss) and (math.isfinite(norm) or self.scaled)):
@@ -58,10 +61,10 @@ class Log:
         self.unwritten += self.added
         self.added, self.last_read = [], last
         self.bar.n = last["step"]
-        self.bar.set_postfix_str(f"loss {self.loss:.4f}, lr {last['lr']:.2e}, {rate:,.0f} tokens/s")
+        self.bar.set_postfix_str(f"loss {self.loss:.4f}, lr {last['lr']:.2e}, {self.speed}")
         if self.bar.disable and time.monotonic() - self.last_shown > LINE_EVERY:
             left = (self.max_steps - last["step"]) * last["seconds"] / last["step"]
-            self.say(f"{self.line(last)}  {rate:,.0f} tokens/s  {left:.0f} s left")
+            self.say(f"{self.line(last)}  {self.speed}  {left:.0f} s left")
 
     def write(self, all_but_last: bool = False) -> None:
         """Append the rows that were read; all but the last, before a checkpoint that holds the last itself."""
@@ -77,6 +80,12 @@ class Log:
     def loss(self) -> float:
         """Mean train loss of the last 100 updates: that of a single one says little."""
         return sum(self.recent) / max(1, len(self.recent))
+
+    @property
+    def speed(self) -> str:
+        """Tokens a second when last read; with full_rate also as a share of it, the model FLOP utilisation."""
+        share = f" ({self.rate / self.full_rate:.0%} of peak)" if self.full_rate else ""
+        return f"{self.rate:,.0f} tokens/s{share}"
 
     def line(self, row: Row) -> str:
         """The start of every line that is shown."""

@@ -107,6 +107,7 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     deadline = time.monotonic() + 60 * (settings.max_minutes or float("inf"))
     device = devices.choose_device(settings.device)
     dtype, notice = devices.choose_dtype(device, settings.dtype)
+    devices.set_float32_products(device, dtype)
     scaler = devices.make_scaler(device, dtype)
     saved: dict[str, Any] = {}
     damaged: list[Path] = []
@@ -132,7 +133,13 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     compiled = settings.compile
     if compiled == "auto":  # a run that goes on is compiled if it was, whatever its length is now
         compiled = saved["compiled"] if saved else devices.worth_compiling(device, flops, max_steps)
-    example = [devices.put(rows, device) for rows in data.train.batch(0, settings.batch_size)]
+
+    def prepare(step: int) -> tuple[list[torch.Tensor], int]:
+        """What update `step` learns from: inputs and targets on the device, and how many of the targets count."""
+        rows = data.train.batch(step, settings.batch_size)
+        return [devices.put(array, device) for array in rows], int((rows[1] >= 0).sum())
+
+    example, _ = prepare(0)
     autocast = devices.autocast(device, dtype)
     update, compiling = make_update(model, optimizer, scaler, config, autocast, compiled, example)
     best = float("inf")
@@ -166,7 +173,13 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
     slices = f", in {settings.accumulation} slices" if settings.accumulation > 1 else ""
     print(f"update  {settings.batch_size} rows of {config.model.block_size} = {size:,} tokens{slices}", flush=True)
 
-    log = Log(run / "metrics.jsonl", row, max_steps, scaler.is_enabled())
+    full_rate = None
+    if device.type == "cuda":
+        peak, source = devices.peak_flops(device, dtype)
+        full_rate = peak / flops_per_token(model)
+        print(f"peak    {peak / 1e12:,.0f} TFLOP/s ({source}), which would be {full_rate:,.0f} tokens/s", flush=True)
+
+    log = Log(run / "metrics.jsonl", row, max_steps, scaler.is_enabled(), full_rate)
 
     def to_sample_from(row: dict[str, Any]) -> dict[str, Any]:
         """What best.pt holds: the model after update row["step"], and all that is needed to use it."""
@@ -203,7 +216,8 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
             row["val_loss"] = total / data.val_characters
             if not math.isfinite(row["val_loss"]):
                 raise RunError(f"the validation loss is {row['val_loss']} at step {row['step']}: the run has diverged")
-            log.say(f"{log.line(row)}  val loss {row['val_loss']:.4f} nats per character")
+            speed = f"  {log.speed}" if full_rate and log.rate else ""
+            log.say(f"{log.line(row)}{speed}  val loss {row['val_loss']:.4f} nats per character")
             if row["val_loss"] < best:
                 best = row["val_loss"]
                 checkpoint.save(run / "best.pt", to_sample_from(row))
@@ -218,14 +232,15 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
         if row["step"]:
             settle(row)  # the run may have been killed between the save and this
         start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
+        rows, n_targets = prepare(done)
         while done < max_steps:
             lr = learning_rate(done, config.optim, max_steps)
             optimizer.lr.fill_(lr)
             if config.model.dropout:
                 torch.manual_seed(settings.seed + 1_000_003 * (done + 1))  # so there is no random state to save
-            inputs, targets = data.train.batch(done, settings.batch_size)
-            train_loss, grad_norm = update(devices.put(inputs, device), devices.put(targets, device))
-            done, tokens = done + 1, tokens + int((targets >= 0).sum())
+            train_loss, grad_norm = update(*rows)  # nothing in it waits for a GPU, which is still at work afterwards
+            done, tokens = done + 1, tokens + n_targets
+            rows, n_targets = prepare(done)  # meanwhile
             row = {"step": done, "train_loss": train_loss, "val_loss": None, "lr": lr, "grad_norm": grad_norm}
             row |= {"tokens": tokens, "tokens_per_s": None, "seconds": time.perf_counter() - start}
             log.add(row)

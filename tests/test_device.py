@@ -1,12 +1,16 @@
 """Where a run computes: device, dtype, gradient scaler, compile."""
 
 import contextlib
+import itertools
+import time
 
+import numpy as np
 import pytest
 import torch
 
 import device
 from errors import UsageError
+from log import Log
 
 
 def refusal(function, *args) -> str:
@@ -93,10 +97,72 @@ def test_matrix_products_are_in_the_dtype_and_float32_means_nothing_is_touched()
     assert not device.make_scaler(cpu, bf16).is_enabled()
 
 
-def test_auto_compiles_on_cuda_and_on_a_cpu_for_a_run_of_more_than_ten_minutes():
+def test_float32_products_on_a_gpu_are_exact_only_where_float32_was_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    for kind in ("cpu", "mps", "cuda"):
+        for dtype in (f32, bf16, f16):
+            device.set_float32_products(torch.device(kind), dtype)
+    assert asked == ["highest", "high", "high"]  # and nothing for the others
+
+
+def test_rows_go_to_a_gpu_in_one_piece_from_page_locked_memory_without_waiting(monkeypatch):
+    pinned, copies = [], []
+
+    def pin(tensor):
+        pinned.append(tensor)
+        return tensor
+
+    def to(tensor, kind, non_blocking=False):
+        copies.append((tensor is pinned[-1], tensor.is_contiguous(), kind, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    window, gpu = np.arange(12).reshape(3, 4), torch.device("cuda")
+    for rows in (window, window[:, :-1]):  # as they come in documents and in stream mode
+        assert (device.put(rows, gpu).numpy() == rows).all()
+    assert copies == [(True, True, gpu, True)] * 2
+
+
+def test_rows_on_the_cpu_are_not_copied():
+    rows = np.arange(12).reshape(3, 4)[:, :-1]
+    sent = device.put(rows, torch.device("cpu"))
+    assert (sent.numpy() == rows).all() and sent.data_ptr() == rows.ctypes.data
+
+
+def test_the_peak_of_a_known_gpu_is_that_of_its_data_sheet(monkeypatch):
+    cuda = torch.device("cuda")
+    # H200 (1,979 with sparsity), A100, T4
+    for name, dtype, peak in (("H200", bf16, 1979 / 2), ("A100-SXM4-80GB", bf16, 312), ("T4", f16, 65)):
+        full = ("Tesla " if name == "T4" else "NVIDIA ") + name
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, full=full: full)
+        found, source = device.peak_flops(cuda, dtype)
+        assert found == pytest.approx(peak * 1e12, rel=1e-3) and source == "data sheet"
+    # a slice of a GPU and a laptop's do not have the peak of the card they are called after
+    for other in ("NVIDIA H200 MIG 1g.18gb", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A10G"):
+        assert other not in device.PEAKS
+
+
+def test_the_peak_of_another_device_is_that_of_the_fastest_product(monkeypatch):
+    # the clock says that the products take 2, 3, 4, ... seconds
+    clock = itertools.accumulate(seconds for n in itertools.count(2) for seconds in (0, n))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert device.peak_flops(torch.device("cpu"), f32) == (2 * 1024**3 / 2, "measured")
+
+
+def test_the_rate_is_a_share_of_the_peak_where_that_is_known(tmp_path):
+    for full_rate, shown in ((None, "500 tokens/s"), (2000.0, "500 tokens/s (25% of peak)")):
+        log = Log(tmp_path / "metrics.jsonl", {"step": 0, "tokens": 0, "seconds": 0.0}, 2, False, full_rate)
+        log.add({"step": 1, "train_loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens": 1000, "seconds": 2.0})
+        log.read()
+        assert log.speed == shown
+
+
+def test_auto_compiles_a_run_of_more_than_ten_minutes_on_cuda_two():
     cpu, cuda, mps = (torch.device(kind) for kind in ("cpu", "cuda", "mps"))
-    assert device.worth_compiling(cuda, 1.0, 1)
-    assert not device.worth_compiling(cpu, 1e10, 2_000)  # 0.2 s each
-    assert device.worth_compiling(cpu, 1e10, 3_000)
-    assert device.worth_compiling(cpu, 0.0, 300_001) and not device.worth_compiling(cpu, 0.0, 299_999)
+    assert not device.worth_compiling(cpu, 1e10, 2_700) and device.worth_compiling(cpu, 1e10, 3_000)  # 0.2 s each
+    assert not device.worth_compiling(cpu, 0.0, 299_000) and device.worth_compiling(cpu, 0.0, 301_000)
+    assert not device.worth_compiling(cuda, 0.0, 23_000) and device.worth_compiling(cuda, 0.0, 25_000)
+    assert device.worth_compiling(cuda, 6e12, 1_000)
     assert not device.worth_compiling(mps, 1e10, 1_000_000)
