@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from model import KVCache
+from model import GPT, KVCache
 
 CPU = torch.device("cpu")
 
@@ -79,11 +79,11 @@ def test_a_checkpoint_of_other_weights_is_noticed(monkeypatch):
 
 
 def test_an_update_that_reads_a_value_back_is_noticed_and_the_rest_measured_without_watching(monkeypatch):
-    clip = torch.nn.utils.clip_grad_norm_
+    forward = GPT.forward
 
-    def reading(*args):
-        norm = clip(*args)
-        return norm + 0 * norm.item()
+    def reading(self, *args, **kwargs):
+        result = forward(self, *args, **kwargs)
+        return result + 0 * result.mean().item()
 
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", reading)
+    monkeypatch.setattr(GPT, "forward", reading)
     assert passed(gpu_check.training) == [False, True, True]
