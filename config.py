@@ -125,7 +125,9 @@ class TrainConfig:
     seed: int = key(1337, "initial weights, order of the data, dropout, samples", least=0, most=LARGEST_INT)
     device: str = key("auto", "auto | cpu | cuda | cuda:1 | mps")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("auto", "precision of the matrix products")
-    compile: Literal["auto"] | bool = key("auto", "torch.compile the update; auto: where the run is long enough for it to pay")
+    compile: Literal["auto"] | bool = key(
+        "auto", "torch.compile the update; auto: where the run is long enough for it to pay"
+    )
 
     def __post_init__(self) -> None:
         check_ranges("train", self)
