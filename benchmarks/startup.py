@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--times 9]
 
-Each start is a process of its own. It imports PyTorch (for train.py it also constructs an optimizer, which imports as
-much again), takes the time, and only then runs the script, so that both figures of a line are from the same processes.
+Each start is a process of its own, in which the time of PyTorch's imports is taken as well: of `import torch` before
+all else, and of what is imported from it later (constructing an optimizer of torch.optim imports as much again).
 """
 
 import argparse
@@ -19,29 +19,37 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = """
-import os, pathlib, runpy, sys, time
-script = sys.argv[1]
-began = time.perf_counter()
-import torch
-if script.endswith("train.py"):
-    torch.optim.AdamW([torch.zeros(1)])
-imported = time.perf_counter()
-import corpus, generate, log
-corpus.PREPARED = pathlib.Path("prepared").resolve()
+import builtins, os, pathlib, runpy, sys, time
+
+began, imports, inside, real_import = time.perf_counter(), 0.0, False, builtins.__import__
+
+def timed_import(name, *args, **options):
+    global imports, inside
+    if inside or name.partition(".")[0] != "torch":
+        return real_import(name, *args, **options)
+    inside, start = True, time.perf_counter()
+    try:
+        return real_import(name, *args, **options)
+    finally:
+        inside, imports = False, imports + time.perf_counter() - start
 
 def first(*_):
-    print(imported - began, time.perf_counter() - imported, flush=True)
+    print(imports, time.perf_counter() - began - imports, flush=True)
     os._exit(0)
 
-log.Log.add, of_project = first, generate.generate
-generate.generate = lambda *args, each, **options: of_project(*args, each=first, **options)
+builtins.__import__ = timed_import
+import torch
+import corpus, generate, log
+corpus.PREPARED = pathlib.Path("prepared").resolve()
+log.Log.add, generate_all = first, generate.generate
+generate.generate = lambda *args, each, **options: generate_all(*args, each=first, **options)
 sys.argv = sys.argv[1:]
-runpy.run_path(script, run_name="__main__")
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def start(place: str, script: str, *args: str) -> tuple[float, float]:
-    """(seconds of PyTorch's imports, seconds from there to the first step or token) of a script in a new process."""
+    """(seconds of PyTorch's imports, all other seconds until the first step or token) of a script in a new process."""
     result = subprocess.run(
         [sys.executable, "-c", CHILD, str(ROOT / script), *args],
         cwd=place,
@@ -64,7 +72,7 @@ def main() -> None:
         subprocess.run(train, cwd=place, capture_output=True, check=True)  # something to sample from
         for _ in range(args.times):
             shutil.rmtree(Path(place, "prepared"), ignore_errors=True)
-            for what in ("train.py, the names not prepared", "train.py", "sample.py"):
+            for what in ("train.py, names not yet prepared", "train.py", "sample.py"):
                 script = what.partition(",")[0]
                 own = [micro] if script == "train.py" else ["--num-samples", "1", "--checkpoint", "runs/micro"]
                 found.setdefault(what, []).append(start(place, script, *own))
