@@ -1,16 +1,26 @@
+import json
 import os
+import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import checkpoint
+import config
 import corpus
 import errors
+import train
 
 # models this small gain nothing from a second thread, and lose much when the machine is busy
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the scripts that tests start
+
+ROOT = Path(__file__).resolve().parent.parent
+MICRO = str(ROOT / "configs" / "micro.yaml")
+SMALL = ["train.max_steps=20", "train.batch_size=16", "train.samples=0", "train.eval_every=10"]
 
 
 @pytest.fixture
@@ -36,3 +46,64 @@ def prepared(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
     monkeypatch.setattr(corpus, "EMBEDDED", {"names": tmp_path / "names.txt"})
     return tmp_path / "names.txt"
+
+
+@pytest.fixture(scope="session")
+def some_names(tmp_path_factory):
+    """A file with every tenth name: a tenth of the time for preparing and evaluating, and still every letter."""
+    names = corpus.EMBEDDED["names"].read_text(encoding="utf-8").splitlines()
+    return write(tmp_path_factory.mktemp("names") / "names.txt", names[::10])
+
+
+@pytest.fixture
+def in_an_empty_folder(tmp_path, monkeypatch, some_names):
+    """The working directory of a test, where sets are prepared as well; `names` is every tenth name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
+    monkeypatch.setattr(corpus, "EMBEDDED", {"names": some_names})
+
+
+@pytest.fixture(scope="session")
+def a_run(tmp_path_factory, some_names):
+    place = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(corpus, "PREPARED", place / "prepared")
+        patch.setattr(corpus, "EMBEDDED", {"names": some_names})
+        train.train(config.load(MICRO, SMALL), "micro")
+    return place
+
+
+@pytest.fixture
+def trained(in_an_empty_folder, a_run):
+    """runs/micro, as `train.py configs/micro.yaml` leaves it with the options of SMALL, and its data."""
+    for folder in ("runs", "prepared"):
+        shutil.copytree(a_run / folder, folder)
+    return Path("runs/micro")
+
+
+def write(path, documents):
+    path.write_bytes("".join(f"{document}\n" for document in documents).encode())
+    return path
+
+
+def refusal(function, *args):
+    """The message of the UsageError, which is one line."""
+    with pytest.raises(errors.UsageError) as error:
+        function(*args)
+    assert len(str(error.value).splitlines()) == 1
+    return str(error.value)
+
+
+def metrics(run="runs/micro"):
+    """The rows of a run without what depends on the machine."""
+    rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("tokens_per_s", "seconds")} for row in rows]
+
+
+def weights(file):
+    return {name: value.clone() for name, value in checkpoint.read(Path(file))["model"].items()}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
