@@ -1,5 +1,7 @@
+import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -93,6 +95,17 @@ def refusal(function, *args):
         function(*args)
     assert len(str(error.value).splitlines()) == 1
     return str(error.value)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Writing more bytes than this to a file fails, with the errors of a full disk."""
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, allowed[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
 
 
 def metrics(run="runs/micro"):

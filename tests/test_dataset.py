@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import MICRO, ROOT, refusal, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,26 +19,12 @@ from corpus import Source
 from dataset import Data, DocumentRows, Rows, StreamRows
 from errors import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
-MICRO = str(ROOT / "configs" / "micro.yaml")
 # `prepared` is an empty folder or one that earlier examples have left a set in: both are as good
 REPEATABLE = settings(
     deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 WORDS = [f"{a}{b}{c}" for a in "klm" for b in "aeiou" for c in "nrst"]
 BOS = 9  # of the tokens written by hand here: documents are made of 0 … 8
-
-
-def write(path: Path, documents: list[str]) -> Path:
-    path.write_bytes("".join(f"{document}\n" for document in documents).encode())
-    return path
-
-
-def refusal(function, *args) -> str:
-    with pytest.raises(UsageError) as error:
-        function(*args)
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
 
 
 def open_names(mode: str = "documents", block_size: int = 8, val_fraction: float = 0.3) -> Data:
