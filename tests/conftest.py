@@ -1,3 +1,4 @@
+import base64
 import contextlib
 import json
 import os
@@ -7,13 +8,17 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import checkpoint
 import config
 import corpus
 import errors
+import reader
+import tokenizer as tokenizers
 import train
 
 # models this small gain nothing from a second thread, and lose much when the machine is busy
@@ -22,6 +27,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the scripts that tests start
 
 ROOT = Path(__file__).resolve().parent.parent
 MICRO = str(ROOT / "configs" / "micro.yaml")
+WORDS = [f"{a}{b}{c}" for a in "klm" for b in "aeiou" for c in "nrst"]
+# `prepared` is an empty folder or one that earlier examples have left a set in: both are as good
+REPEATABLE = settings(
+    deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 SMALL = ["train.max_steps=20", "train.batch_size=16", "train.samples=0", "train.eval_every=10"]
 
 
@@ -48,6 +58,15 @@ def prepared(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
     monkeypatch.setattr(corpus, "EMBEDDED", {"names": tmp_path / "names.txt"})
     return tmp_path / "names.txt"
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """A small file of GPT-2 ranks: all bytes and a few merges."""
+    pieces = [bytes([b]) for b in range(256)] + [b"th", b"the", b" the", b"\n\n"]
+    lines = [f"{base64.b64encode(piece).decode()} {rank}\n" for rank, piece in enumerate(pieces)]
+    (tmp_path / "gpt2.tiktoken").write_text("".join(lines))
+    return tmp_path / "gpt2.tiktoken"
 
 
 @pytest.fixture(scope="session")
@@ -120,3 +139,49 @@ def weights(file):
 
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# Prepared sets
+
+
+def meta(name="mine"):
+    return json.loads((corpus.PREPARED / name / "meta.json").read_text(encoding="utf-8"))
+
+
+def stored(split, name="mine"):
+    return np.fromfile(corpus.PREPARED / name / f"{split}.bin", dtype=meta(name)["dtype"]).tolist()
+
+
+def documents_of(split, name="mine"):
+    """The documents of a token file, whatever its tokens."""
+    ids, documents, document, tokenizer = stored(split, name), [], [], tokenizers.from_dict(meta(name)["tokenizer"])
+    assert ids[0] == ids[-1] == tokenizer.bos_id
+    for i in ids[1:]:
+        document.append(i)
+        if i == tokenizer.bos_id:
+            documents.append(tokenizer.decode(document))
+            document = []
+    return documents
+
+
+def text_of(split, name="mine"):
+    """The plain text of a token file, whatever its tokens."""
+    return tokenizers.from_dict(meta(name)["tokenizer"]).decode(stored(split, name))
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def skip_without_the_package_of(tokens):
+    for kind, package in (("bpe", "tokenizers"), ("gpt2", "tiktoken")):
+        if tokens.startswith(kind):
+            pytest.importorskip(package)
+
+
+@contextlib.contextmanager
+def chunks_of(size):
+    """Files are read this many bytes at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "CHUNK", size)
+        yield
