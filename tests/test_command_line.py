@@ -342,7 +342,8 @@ def left_by_its_reader(a_run):
     """sample.py in a process of its own, whose reader has enough after a line; what it imports is on stderr."""
     script = f'"{sys.executable}" -X importtime "{ROOT / "sample.py"}" --num-samples 3000 | head -n 1'
     command = ["bash", "-c", f"{script}; exit ${{PIPESTATUS[0]}}"]
-    return subprocess.run(command, cwd=a_run, capture_output=True, text=True, timeout=120)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # so that something is left to write when Python ends
+    return subprocess.run(command, cwd=a_run, env=buffered, capture_output=True, text=True, timeout=120)
 
 
 def test_a_reader_that_has_enough_is_no_error(left_by_its_reader):
