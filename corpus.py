@@ -228,9 +228,10 @@ def _replace_folder(new: Path, final: Path) -> None:
         try:
             new.rename(final)
         except OSError as error:
+            raise RunError(f"{final} could not be replaced ({error.strerror}): is it being prepared twice?") from None
+        finally:
             if old.exists() and not final.exists():
                 old.rename(final)
-            raise RunError(f"{final} could not be replaced ({error.strerror}): is it being prepared twice?") from None
 
 
 def read_meta(name: str) -> dict[str, Any]:

@@ -70,9 +70,9 @@ class DocumentRows:
         position = np.arange(step * size, (step + 1) * size)
         epoch, place = np.divmod(position, len(self))
         index = np.empty(size, dtype=np.int64)
-        for e in np.unique(epoch):
+        for e in range(epoch[0], epoch[-1] + 1):
             if self._order[0] != e:
-                self._order = (int(e), np.random.default_rng([self.seed, int(e)]).permutation(len(self)))
+                self._order = (e, np.random.default_rng([self.seed, e]).permutation(len(self)))
             index[epoch == e] = self._order[1][place[epoch == e]]
         return self.rows(index)
 

@@ -17,8 +17,11 @@ class RunError(Exception):
     """The run itself failed, such as by divergence or a full disk (exit status 1)."""
 
 
-class Interrupted(Exception):
-    """The run was stopped from outside, after it saved. `status` is 130 (Ctrl-C) or 143 (terminated)."""
+class Interrupted(BaseException):
+    """The run was stopped from outside, after it saved. `status` is 130 (Ctrl-C) or 143 (terminated).
+
+    Like KeyboardInterrupt no Exception: a library that catches all of those (tqdm does) must not go on.
+    """
 
     def __init__(self, message: str, status: int):
         super().__init__(message)

@@ -4,45 +4,35 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 import config as configuration
 import corpus
-import errors
+import sample
+import train
+from data import prepare
 from model import GPT
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 CUT = ["train.max_steps=2", "train.batch_size=2", "train.accumulation=1", "train.samples=1"]
 SMALL = ["model.n_layers=1", "model.d_model=48", "model.block_size=16"]
+SCRIPTS = {"train.py": train, "sample.py": sample, "data/prepare.py": prepare}
 TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail about.\n" * 40
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
-
-
-def call(monkeypatch, script, *args):
-    """Run a script of the repository in this process; returns its exit status."""
-    monkeypatch.setattr(sys, "argv", [str(script), *args])
-    monkeypatch.syspath_prepend(str(ROOT / "data"))
-    with pytest.raises(SystemExit) as stopped:
-        errors.run(__import__(Path(script).stem).main)
-    return stopped.value.code
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_every_config_takes_a_step(monkeypatch, tmp_path, file):
+def test_every_config_takes_a_step(call, tmp_path, file):
     name = configuration.load(file).data.name
     if name != "names":
         (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
         corpus.prepare(name, corpus.Source([tmp_path / "text.txt"]), "byte", 0.1, 0)
-    assert call(monkeypatch, "train.py", str(file), *CUT, *SMALL) == 0
+    assert call(train, file, *CUT, *SMALL)[0] == 0
     assert (tmp_path / "runs" / file.stem / "best.pt").exists()
 
 
@@ -68,7 +58,7 @@ def test_the_models_have_the_size_they_are_known_for(name, vocabulary, parameter
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def test_the_commands_for_your_own_text_work_as_they_stand_in_the_readme(monkeypatch, tmp_path):
+def test_the_commands_for_your_own_text_work_as_they_stand_in_the_readme(call, tmp_path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = "".join(re.findall(r"^```bash\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)).splitlines()
     assert len(commands) >= 6
@@ -86,7 +76,7 @@ def test_the_commands_for_your_own_text_work_as_they_stand_in_the_readme(monkeyp
         cut = [*CUT, "model.n_layers=1"] if script == "train.py" else []
         if script == "sample.py":
             cut = ["--max-new-tokens", "20"]
-        assert call(monkeypatch, script, *args, *cut) == 0, command
+        assert call(SCRIPTS[script], *args, *cut)[0] == 0, command
 
 
 @pytest.mark.slow

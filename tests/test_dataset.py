@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from conftest import MICRO, REPEATABLE, ROOT, WORDS, refusal, write
+from hypothesis import given
 from hypothesis import strategies as st
 
 import corpus
@@ -18,26 +19,7 @@ from corpus import Source
 from dataset import Data, DocumentRows, Rows, StreamRows
 from errors import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
-MICRO = str(ROOT / "configs" / "micro.yaml")
-# `prepared` is an empty folder or one that earlier examples have left a set in: both are as good
-REPEATABLE = settings(
-    deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-WORDS = [f"{a}{b}{c}" for a in "klm" for b in "aeiou" for c in "nrst"]
 BOS = 9  # of the tokens written by hand here: documents are made of 0 … 8
-
-
-def write(path: Path, documents: list[str]) -> Path:
-    path.write_bytes("".join(f"{document}\n" for document in documents).encode())
-    return path
-
-
-def refusal(function, *args) -> str:
-    with pytest.raises(UsageError) as error:
-        function(*args)
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
 
 
 def open_names(mode: str = "documents", block_size: int = 8, val_fraction: float = 0.3) -> Data:
@@ -65,15 +47,6 @@ def test_the_names_are_29693_documents_of_26_letters(tmp_path, monkeypatch):
     assert sum(split["documents"] for split in data.meta["splits"].values()) == 29_693
     assert data.val_characters == data.meta["splits"]["val"]["tokens"] - 1
     assert 0.09 < data.meta["splits"]["val"]["documents"] / 29_693 < 0.11
-
-
-def test_a_missing_or_damaged_meta_is_refused_with_path_and_command(prepared):
-    corpus.prepare("mine", Source([write(prepared, WORDS)], "lines"), "char", 0.3, 0)
-    meta = corpus.PREPARED / "mine" / "meta.json"
-    for damage in (lambda: meta.write_text(meta.read_text()[:-20]), lambda: meta.write_text("[]"), meta.unlink):
-        damage()
-        message = refusal(Data, DataConfig(name="mine", val_fraction=0.3), ModelConfig(), 1)
-        assert str(meta) in message and "python data/prepare.py FILE --name mine" in message
 
 
 def test_a_meta_in_which_something_is_missing_or_wrong_is_refused_before_anything_uses_it(prepared):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import MICRO
 
 import checkpoint
 import corpus
@@ -20,8 +21,8 @@ from corpus import Source
 from dataset import Data, DocumentRows
 from model import GPT
 
-ROOT = Path(__file__).resolve().parent.parent
-MICRO = str(ROOT / "configs" / "micro.yaml")
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 BYTE, BOS = tokenizers.byte(), 256
 # documents within a window and longer, with characters of one to four bytes
 DOCUMENTS = ["anna", "zoë", "王芳 🙂", "b", "a longer document, " * 3, "x" * 16, "y" * 17, "abcdefgh"]
@@ -194,12 +195,6 @@ def test_an_evaluation_changes_nothing_and_keeps_no_graph(training, fails):
 # The command line
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(corpus, "PREPARED", tmp_path / "prepared")
-
-
 def trained_on(name: str, block_size: int = 8, equally_likely: bool = False, **changed) -> str:
     """A checkpoint of a model (not trained at all) on the prepared set; all tokens equally likely if asked for."""
     data = DataConfig(name=name, mode="documents" if corpus.read_meta(name)["documents"] else "stream")
@@ -320,7 +315,7 @@ def test_a_text_is_cut_into_documents_as_the_training_text_was(call, how):
 
 @pytest.mark.parametrize("how", ["lines", None])
 def test_a_stride_chooses_the_windows(call, how):
-    prepare_set("mine", LINES, how)
+    prepare_set("mine", LINES[:80], how)
     file, found = trained_on("mine"), {}
     model, _, config = checkpoint.load(file)
     tokens = Data(config.data, config.model, 1).tokens["val"].tolist()

@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import refusal
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tokenizer as tokenizers
-from errors import UsageError
 
 REPEATABLE = settings(deadline=None, derandomize=True, max_examples=60)
 TEXT = "the thing that the author thinks of is then there; l'été à Zürich 王王 🙂🙂, don't\n\n  they say " * 3
@@ -41,13 +41,6 @@ KINDS = {
     "gpt2": lambda text: gpt2(),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def refusal(function, *args) -> str:
-    with pytest.raises(UsageError) as error:
-        function(*args)
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
 
 
 # There and back
