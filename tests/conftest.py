@@ -24,6 +24,7 @@ import train
 # models this small gain nothing from a second thread, and lose much when the machine is busy
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the scripts that tests start
+os.fsync = lambda file: None  # it protects from power cuts alone, and waiting for a slow disk would take minutes
 
 ROOT = Path(__file__).resolve().parent.parent
 MICRO = str(ROOT / "configs" / "micro.yaml")

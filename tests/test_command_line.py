@@ -103,6 +103,7 @@ def test_a_stopped_run_is_saved_and_says_how_to_go_on(call, monkeypatch, trained
     assert metrics("runs/micro-2") == metrics("runs/micro")
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_training_in_a_process_of_its_own():
     process = subprocess.Popen(
         [sys.executable, ROOT / "train.py", MICRO, "train.max_steps=100000", "train.batch_size=8"],
@@ -195,8 +196,8 @@ def test_evaluation_changes_nothing_in_the_training(call):
 
 def test_a_trained_micro_beats_the_bigram_counts_clearly(call, monkeypatch):
     monkeypatch.setattr(corpus, "EMBEDDED", ALL_NAMES)
-    assert call(train, MICRO, "train.max_steps=200", "optim.warmup_steps=20", "train.samples=0")[0] == 0
-    assert metrics()[-1]["val_loss"] < 2.35  # bigram counts: 2.45 (benchmarks/count_models.py)
+    assert call(train, MICRO, "train.max_steps=100", "optim.warmup_steps=20", "train.samples=0")[0] == 0
+    assert metrics()[-1]["val_loss"] < 2.30  # bigram counts: 2.45 (benchmarks/count_models.py)
 
 
 def test_a_diverging_run_stops_with_its_step_and_saves_nothing_bad(call):
@@ -339,7 +340,7 @@ def test_damaged_weights_are_an_error_and_not_a_text(call, trained):
 @pytest.fixture(scope="module")
 def left_by_its_reader(a_run):
     """sample.py in a process of its own, whose reader has enough after a line; what it imports is on stderr."""
-    script = f'"{sys.executable}" -X importtime "{ROOT / "sample.py"}" --num-samples 3000 | head -n 1'
+    script = f'"{sys.executable}" -X importtime "{ROOT / "sample.py"}" --num-samples 2100 | head -n 1'
     command = ["bash", "-c", f"{script}; exit ${{PIPESTATUS[0]}}"]
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # so that something is left to write when Python ends
     return subprocess.run(command, cwd=a_run, env=buffered, capture_output=True, text=True, timeout=120)
