@@ -155,6 +155,10 @@ class KVCache:
         self.values[:, :, start : self.length] = v
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch alone, a mask (B,)."""
+        self.keys, self.values = self.keys[rows], self.values[rows]
+
 
 class CausalSelfAttention(nn.Module):
     """q, k, v = x W_q, x W_k, x W_v; each of H heads attends in its D components; the heads joined, times W_o.

@@ -51,7 +51,7 @@ def main() -> None:
     # only now, with everything in order: importing torch takes seconds
     import checkpoint
     import device as devices
-    from generate import Sampling, generate, start_of_text
+    from generate import Sampling, generate, start_of_text, store_by_column
     from log import progress
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
@@ -59,6 +59,8 @@ def main() -> None:
     file, content = checkpoint.read_first(files)
     model, tokenizer, _ = checkpoint.rebuild(content, file, device)
     devices.limit_threads(model)
+    if device.type == "cpu":
+        store_by_column(model)
     documents = content["documents"]
     if documents == "lines" and args.prompt_file is not None:
         prompt = prompt.removesuffix("\n").removesuffix("\r")  # the end of the line is not part of the document

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from config import ModelConfig, window_start
 from errors import RunError, UsageError
-from generate import Sampling, generate, next_token, probabilities
+from generate import Sampling, generate, next_token, probabilities, store_by_column
 from model import GPT
 
 JUST_BELOW_1 = float(np.nextafter(1.0, 0.0))
@@ -160,6 +160,16 @@ def test_the_ends_of_the_uniform_range_draw_no_impossible_token(logits):
         assert on_the_edge(logits, **keys) or (first == possible[0] and last in possible), (keys, possible)
 
 
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_single_logit_that_is_not_finite_is_an_error_and_the_largest_finite_ones_are_none(value, temperature):
+    logits, uniform = torch.full((3, 27), torch.finfo(torch.float32).max), torch.full((3,), 0.5).double()
+    assert next_token(logits, uniform, Sampling(temperature)).max() < 27
+    logits[1, 4] = value
+    with pytest.raises(RunError, match="not finite"):
+        next_token(logits, uniform, Sampling(temperature))
+
+
 def test_tokens_too_unlikely_for_a_number_are_not_drawn():
     logits = torch.tensor([[-1e4, 0.0, -1e4, 0.0, -1e4]]).expand(2, -1)
     ends = torch.tensor([0.0, JUST_BELOW_1], dtype=torch.float64)
@@ -222,7 +232,7 @@ def test_the_cache_does_not_change_what_is_drawn():
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal", "rope", "none"])
 def test_prompts_of_different_lengths_in_a_batch_give_the_text_and_logits_of_each_alone(position):
-    model, prompts = tiny_model(position=position), random_prompts(1, 5, 12)
+    model, prompts = tiny_model(position=position), random_prompts(1, 5, 12, 12, 12)  # most go on to the end
     seen = []
     model.register_forward_hook(lambda model, inputs, output: seen.append(output.double()))
 
@@ -250,6 +260,31 @@ def test_each_row_ends_before_its_own_stop_token():
     assert len(set(map(len, rows))) > 5
     for i, prompt in enumerate(prompts):
         assert generate(model, [prompt], 40, Sampling(), seed=1, stop_id=stop, first_row=i) == [rows[i]]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_rows_that_have_ended_are_left_out_and_change_no_other(use_cache):
+    model, prompts, stop = tiny_model(), random_prompts(*range(1, 21)), 7
+    alone = [generate(model, [p], 40, Sampling(), seed=1, stop_id=stop, first_row=i) for i, p in enumerate(prompts)]
+    computed = []
+    model.register_forward_hook(lambda model, inputs, output: computed.append(len(output)))
+    rows = generate(model, prompts, 40, Sampling(), seed=1, stop_id=stop, use_cache=use_cache)
+    assert rows == [row for (row,) in alone]
+    # after t steps a row goes on if its text, the stop token included, is longer
+    lengths = [len(p) - 1 + min(40, len(row) + 1) for p, row in zip(prompts, rows, strict=True)]
+    assert all(size < 2 * sum(length > t for length in lengths) for t, size in enumerate(computed))
+    assert len(computed) == max(lengths) and computed[-1] < 3
+
+
+def test_storing_the_weights_by_column_changes_no_value_and_no_sample():
+    model, prompts = tiny_model(tie_weights=True), random_prompts(1, 4, 20)
+    weights = {name: p.clone() for name, p in model.named_parameters()}
+    before = generate(model, prompts, 40, Sampling(), seed=2)
+    store_by_column(model)
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    assert model.lm_head.weight is model.wte.weight
+    assert {p.stride() for name, p in model.named_parameters() if name.endswith("fc.weight")} == {(1, 64)}
+    assert generate(model, prompts, 40, Sampling(), seed=2) == before
 
 
 def test_a_sample_does_not_depend_on_how_many_are_drawn():

@@ -449,6 +449,15 @@ def test_cached_logits_equal_uncached_ones(variant, pieces):
         assert torch.allclose(model(IDS[:, end - piece : end], cache=cache), whole[:, end - 1], rtol=0, atol=1e-10)
 
 
+def test_rows_kept_in_a_cache_go_on_as_if_the_others_had_never_been():
+    model = scramble(gpt(n_layers=2))
+    whole, cache = model(IDS), model.new_cache()
+    model(IDS[:, :5], cache=cache)
+    for layer in cache:
+        layer.keep(torch.tensor([False, True]))
+    assert torch.allclose(model(IDS[1:, 5:], cache=cache), whole[1:, -1], rtol=0, atol=1e-10)
+
+
 @every_variant
 def test_under_bfloat16_autocast_every_choice_runs_and_stays_close(variant):
     model = scramble(gpt(**variant)).float()
