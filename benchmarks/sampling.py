@@ -8,8 +8,6 @@ random weights, which cost what trained ones do. Both sides of a ratio run in tu
 """
 
 import argparse
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+import machine  # noqa: E402
 
 import checkpoint  # noqa: E402
 import config  # noqa: E402
@@ -87,8 +87,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch (a single row gains little from a second)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    machine = f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs"
-    print(f"{machine}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads; medians of {args.runs} runs")
+    print(machine.describe())
+    print(f"medians of {args.runs} runs")
     with tempfile.TemporaryDirectory() as folder:
         if args.checkpoint is None:
             command = [sys.executable, str(ROOT / "train.py"), str(ROOT / "configs" / "micro.yaml")]
