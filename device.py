@@ -111,10 +111,10 @@ def put(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)  # rows with gaps would go by ordinary memory
 
 
-def limit_threads(model: torch.nn.Module) -> None:
-    """One CPU thread below 50,000 parameters: there is too little to share, and on a busy machine a step that waits
-    for its second thread takes ten times as long. The results are the same."""
-    if sum(p.numel() for p in model.parameters()) < 50_000:
+def limit_threads(model: torch.nn.Module, rows: int | None = None) -> None:
+    """One CPU thread below 50,000 parameters, and to sample a single row: there is too little to share, and on a busy
+    machine what waits for a second thread takes ten times as long. The results are the same."""
+    if rows == 1 or sum(p.numel() for p in model.parameters()) < 50_000:
         torch.set_num_threads(1)
 
 

@@ -58,7 +58,7 @@ def main() -> None:
     device = devices.choose_device(args.device)
     file, content = checkpoint.read_first(files)
     model, tokenizer, _ = checkpoint.rebuild(content, file, device)
-    devices.limit_threads(model)
+    devices.limit_threads(model, rows=args.num_samples)
     if device.type == "cpu":
         store_by_column(model)
     documents = content["documents"]

@@ -166,3 +166,15 @@ def test_auto_compiles_a_run_of_more_than_ten_minutes_on_cuda_two():
     assert not device.worth_compiling(cuda, 0.0, 23_000) and device.worth_compiling(cuda, 0.0, 25_000)
     assert device.worth_compiling(cuda, 6e12, 1_000)
     assert not device.worth_compiling(mps, 1e10, 1_000_000)
+
+
+def test_tiny_models_and_single_rows_take_one_thread(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    tiny, large = torch.nn.Linear(100, 100), torch.nn.Linear(300, 300)
+    for model, rows in ((large, None), (large, 2)):
+        device.limit_threads(model, rows)
+    assert not asked
+    for model, rows in ((large, 1), (tiny, 2), (tiny, None)):
+        device.limit_threads(model, rows)
+    assert asked == [1, 1, 1]
