@@ -6,16 +6,19 @@ Trains A and B in turns, each by train.py in a process of its own, and reads the
 evaluation and saving, and the loss that train.py reports (for a plain text: over the whole validation split in windows
 of block_size side by side). Prints the curves, the time to A's final loss (--loss: to another), the ratio, and B's loss
 when A was done: medians over the runs. Overrides go behind a name: configs/micro.yaml,train.max_steps=1000
+--together runs both at once, on a thread each: on a busy machine they then meet the same disturbances.
 """
 
 import argparse
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +31,9 @@ import config as configuration  # noqa: E402
 Curve = list[tuple[float, float]]  # (seconds, validation loss)
 
 
-def trained(name: str, evaluations: int) -> tuple[Curve, float]:
+def trained(name: str, evaluations: int, threads: int | None) -> tuple[Curve, float]:
     """The curve of one training, and the seconds from the start of its process to its end."""
+    environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     path, *overrides = name.split(",")
     config = configuration.load(Path(path), overrides)
     every = max(1, config.train.max_steps // evaluations)
@@ -37,7 +41,7 @@ def trained(name: str, evaluations: int) -> tuple[Curve, float]:
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, str(ROOT / "train.py"), str(Path(path).resolve()), *options]
         start = time.perf_counter()
-        subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL, env=environment)
         wall = time.perf_counter() - start
         (metrics,) = Path(place).glob("runs/*/metrics.jsonl")
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -65,6 +69,7 @@ def main() -> None:
     parser.add_argument("a", metavar="A")
     parser.add_argument("b", metavar="B")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--together", action="store_true", help="A and B at once, a thread each, instead of in turns")
     parser.add_argument("--evaluations", type=int, default=20, help="points of each curve")
     parser.add_argument("--loss", type=float, help="the loss to reach (default: what A ends at)")
     parser.add_argument("--plot", help="an image file to draw the curves into; needs matplotlib")
@@ -75,8 +80,10 @@ def main() -> None:
     curves: dict[str, list[Curve]] = {args.a: [], args.b: []}
     results = []
     for run in range(1, args.runs + 1):
-        for name in (args.a, args.b):
-            curve, wall = trained(name, args.evaluations)
+        with ThreadPoolExecutor(2 if args.together else 1) as pool:
+            threads = 1 if args.together else None
+            both = list(pool.map(lambda name: trained(name, args.evaluations, threads), (args.a, args.b)))  # noqa: B023
+        for name, (curve, wall) in zip((args.a, args.b), both, strict=True):
             curves[name].append(curve)
             done, loss = curve[-1]
             print(f"run {run}    {name}: {loss:.4f} after {done:.1f} s of training, {wall:.1f} s in all", flush=True)
