@@ -16,6 +16,8 @@ from errors import UsageError
 # the others, and float16 is for CUDA alone because it needs the gradient scaler
 DTYPES = {"cuda": ("float32", "bfloat16", "float16"), "cpu": ("float32", "bfloat16"), "mps": ("float32",)}
 
+TINY = 50_000  # parameters, below which a step is mostly Python and waiting
+
 # dense teraflop/s in bfloat16 (T4 and V100: float16), summed in float32, by the names that PyTorch gives; from NVIDIA's
 # data sheets and architecture papers, half of what they list "with sparsity"
 PEAKS = {
@@ -112,9 +114,9 @@ def put(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def limit_threads(model: torch.nn.Module, rows: int | None = None) -> None:
-    """One CPU thread below 50,000 parameters, and to sample a single row: there is too little to share, and on a busy
-    machine what waits for a second thread takes ten times as long. The results are the same."""
-    if rows == 1 or sum(p.numel() for p in model.parameters()) < 50_000:
+    """One CPU thread for a tiny model, and to sample a single row: there is too little to share, and on a busy machine
+    what waits for a second thread takes ten times as long. The results are the same."""
+    if rows == 1 or sum(p.numel() for p in model.parameters()) < TINY:
         torch.set_num_threads(1)
 
 
@@ -129,12 +131,12 @@ def make_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScale
 
 
 def worth_compiling(device: torch.device, flops: float, steps: int) -> bool:
-    """What `compile: auto` means: compile if the run would take more than ten minutes without, on CUDA two minutes.
+    """What `compile: auto` means: compile if the run would take more than three minutes without.
 
-    Compiling takes about a minute; on a CPU it then saves a fifth of a large update and half of a tiny one, on a GPU
-    more. An update is taken to cost 2 ms and a second for every 50 GFLOP, on CUDA 5 ms and a second for every 50 TFLOP:
-    by the configuration alone, so that a run that is started again is compiled again.
+    Compiling takes half a minute and then saves a quarter of an update or more. An update is taken to cost 2 ms and a
+    second for every 50 GFLOP, on CUDA 5 ms and a second for every 50 TFLOP: by the configuration alone, so that a run
+    that is started again is compiled again.
     """
     if device.type == "cuda":
-        return steps * (0.005 + flops / 50e12) > 120
-    return device.type == "cpu" and steps * (0.002 + flops / 50e9) > 600
+        return steps * (0.005 + flops / 50e12) > 180
+    return device.type == "cpu" and steps * (0.002 + flops / 50e9) > 180

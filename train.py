@@ -283,6 +283,7 @@ def make_update(
     from torch import Tensor
     from torch.func import functional_call, grad_and_value
 
+    import device as devices
     from optim import clip
 
     forward: Any = model
@@ -317,9 +318,10 @@ def make_update(
 
     if not compiled:
         return by_slices, "off"
-
-    # on a CPU one piece saves most; on a GPU the optimizer is a few kernels anyway; and accumulation needs the slices
-    whole = example[0].device.type == "cpu" and config.train.accumulation == 1
+    print("compile half a minute the first time, less from then on …", flush=True)
+    # a tiny model waits for Python most, and one piece has least of it; a larger one would only compile longer
+    tiny = sum(p.numel() for p in model.parameters()) < devices.TINY
+    whole = tiny and example[0].device.type == "cpu" and config.train.accumulation == 1
     update = at_once if whole else by_slices
     try:
         if whole:
