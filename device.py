@@ -131,12 +131,12 @@ def make_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScale
 
 
 def worth_compiling(device: torch.device, flops: float, steps: int) -> bool:
-    """What `compile: auto` means: compile if the run would take more than three minutes without.
+    """What `compile: auto` means: compile if the run would take more than two minutes without.
 
     Compiling takes half a minute and then saves a quarter of an update or more. An update is taken to cost 2 ms and a
     second for every 50 GFLOP, on CUDA 5 ms and a second for every 50 TFLOP: by the configuration alone, so that a run
     that is started again is compiled again.
     """
     if device.type == "cuda":
-        return steps * (0.005 + flops / 50e12) > 180
-    return device.type == "cpu" and steps * (0.002 + flops / 50e9) > 180
+        return steps * (0.005 + flops / 50e12) > 120
+    return device.type == "cpu" and steps * (0.002 + flops / 50e9) > 120

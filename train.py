@@ -344,9 +344,8 @@ def check_resumable(config: Config, saved: dict[str, Any], file: Path, dtype: st
     """What changes on resuming; UsageError for what would make it another model, other data or another optimizer."""
     from optim import learning_rate
 
-    if not {"optimizer", "scaler", "dtype", "compiled", "best"} <= saved.keys() or saved["optimizer"].keys() != saved[
-        "model"
-    ].keys() | {"steps"}:
+    needed = {"optimizer", "scaler", "dtype", "compiled", "best"}
+    if not needed <= saved.keys() or set(saved["optimizer"]) != {*saved["model"], "steps"}:
         raise UsageError(f"{file} has weights but no optimizer state: it can be sampled, not resumed")
     before, done = configuration.parse(saved["config"], str(file)), saved["row"]["step"]
     old, new, notes = before.flat(), config.flat(), list[str]()
