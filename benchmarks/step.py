@@ -68,7 +68,7 @@ def micro() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    updates = {f"compiled {compiled}": partial(update_of(config, 27, compiled)[1], x, y) for compiled in (False, True)}
+    updates = {word: partial(update_of(config, 27, word == "compiled")[1], x, y) for word in ("eager", "compiled")}
     times = machine.seconds_of({"plain loop": plain} | updates, calls=200)
     for name, seconds in times.items():
         ratio = seconds / times["plain loop"]
@@ -119,8 +119,8 @@ def peak() -> None:
     options = ["model.dropout=0", "train.batch_size=8"]
     config = configuration.load(ROOT / "configs/shakespeare.yaml", options)
     x, y = rows(config, 66)
-    updates = {f"compiled {compiled}": update_of(config, 66, compiled) for compiled in (False, True)}
-    model = updates["compiled False"][0]
+    updates = {word: update_of(config, 66, word == "compiled") for word in ("eager", "compiled")}
+    model = updates["eager"][0]
     functions = {name: partial(update, x, y) for name, (_, update) in updates.items()}
     flops, best = flops_per_token(model) * x.numel(), machine.matrix_peak()
     print(f"peak     {best / 1e9:.0f} GFLOP/s in products of 2048 × 2048 in float32")
