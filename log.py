@@ -26,12 +26,22 @@ class Log:
     Reading waits for the device, so rows are read together, now and then, and always before anything is saved.
     """
 
-    def __init__(self, path: Path, row: Row, max_steps: int, scaled: bool, full_rate: float | None = None):
+    def __init__(
+        self,
+        path: Path,
+        row: Row,
+        max_steps: int,
+        scaled: bool,
+        full_rate: float | None = None,
+        hopeless: float = math.inf,
+    ):
         """Go on after `row`, cutting the file back to the rows before it.
 
-        scaled: a gradient may overflow. full_rate: tokens/s that would use all that the device can compute.
+        scaled: a gradient may overflow. full_rate: tokens/s that would use all that the device can compute. hopeless: a
+        loss that is only reached by diverging.
         """
-        self.path, self.max_steps, self.scaled, self.full_rate, self.rate = path, max_steps, scaled, full_rate, 0.0
+        self.path, self.max_steps, self.scaled, self.hopeless = path, max_steps, scaled, hopeless
+        self.full_rate, self.rate = full_rate, 0.0
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
         replace_text(path, "".join(line for line in lines if _step(line) < row["step"]))
         self.last_read, self.last_shown = row, time.monotonic()
@@ -45,15 +55,15 @@ class Log:
         self.added.append(row)
 
     def read(self) -> None:
-        """Make numbers of the tensors; RunError for the first loss or gradient norm that is not finite."""
+        """Make numbers of the tensors; RunError for the first that no training comes back from."""
         before, last = self.last_read, self.added[-1]
         rate = self.rate = (last["tokens"] - before["tokens"]) / max(1e-9, last["seconds"] - before["seconds"])
         for row in self.added:
             loss, norm = float(row["train_loss"]), float(row["grad_norm"])
-            if not (math.isfinite(loss) and (math.isfinite(norm) or self.scaled)):
+            if not (loss < self.hopeless and (math.isfinite(norm) or self.scaled)):
                 raise RunError(
                     f"diverged at step {row['step']}: train loss {loss:.4g}, gradient norm {norm:.4g}, learning rate "
-                    f"{row['lr']:.3g}; no checkpoint from here on was written; a lower optim.lr usually helps"
+                    f"{row['lr']:.3g}; no checkpoint from here on was written; a lower learning rate usually helps"
                 )
             # float16: an overflow is no number, the scaler skips the update
             row |= {"train_loss": loss, "grad_norm": norm if math.isfinite(norm) else None, "tokens_per_s": round(rate)}

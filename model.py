@@ -116,7 +116,7 @@ class Rotary(nn.Module):
 # Attention: the only place where tokens exchange information
 
 
-def product_of_sums(a: Tensor, b: Tensor) -> Tensor:
+def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     """a @ b for tiny matrices, in steps that torch.compile fuses with what stands around them."""
     return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(dim=-2)
 
@@ -192,7 +192,7 @@ class CausalSelfAttention(nn.Module):
         mask = None if T in (1, S) else torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         dropout = self.dropout if self.training else 0.0  # the functional form does not know about eval()
         if torch.compiler.is_compiling() and S <= 16 and q.is_cpu and not dropout:
-            y, _ = attention(q, k, v, matmul=product_of_sums)  # compiled, four times as fast as the kernel for so few
+            y, _ = attention(q, k, v, matmul=sum_of_products)  # compiled, four times as fast as the kernel for so few
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=T == S)
         y = y.transpose(1, 2).reshape(B, T, C)  # heads joined again
@@ -289,7 +289,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """−log p(target) = logsumexp(logits) − logits[target], 0 where the target is -1; (B, T, V) and (B, T) → (B, T).
 
-    In float32, whatever autocast made of the logits. A large vocabulary goes part by part, each computed again on the
+    In float32, whatever autocast made of the logits. Many logits go part by part, each computed again on the
     way back, so that there is never a float32 copy of all logits (compiled, that copy does not come about at all).
     """
     flat, flat_targets = logits.flatten(0, 1), targets.flatten()

@@ -45,8 +45,9 @@ def adamw(
 def orthogonalise(x: Tensor) -> Tensor:
     """About U Vᵀ of each x = U Σ Vᵀ, the nearest matrix whose rows (or columns, where they are fewer) are orthonormal.
 
-    Rounds of x ← a x + (b A + c A²) x with A = x xᵀ: an odd polynomial that takes every singular value in (0, 1]
-    towards 1, to 0.7 … 1.2 (Jordan et al. 2024, kellerjordan.github.io/posts/muon). (n, rows, columns) → the same.
+    Rounds of x ← a x + (b A + c A²) x with A = x xᵀ, after a division by the norm: an odd polynomial that takes the
+    singular values from 0.002 to 1 to 0.68 … 1.21 in five rounds and multiplies smaller ones by up to 480 (Jordan et
+    al. 2024, kellerjordan.github.io/posts/muon). (n, rows, columns) → the same.
     """
     tall, dtype = x.size(-2) > x.size(-1), x.dtype
     y = x.mT if tall else x
@@ -93,8 +94,8 @@ class Optimizer:
         self.decayed = {n for n, p in self.weights.items() if p.ndim == 2 and n.split(".")[0] not in ("wte", "wpe")}
         self.parts = {}
         if config.name == "muon":
-            side_by_side = {"qkv": 3, "fc": 2 if model.config.mlp == "swiglu" else 1, "proj": 1}
-            self.parts = {n: side_by_side[n.split(".")[-2]] for n in self.decayed if n.startswith("blocks.")}
+            side_by_side = {"qkv": 3, "fc": 2 if model.config.mlp == "swiglu" else 1}
+            self.parts = {n: side_by_side.get(n.split(".")[-2], 1) for n in self.decayed if n.startswith("blocks.")}
         self.lr, self.steps = torch.zeros((), device=device), torch.zeros((), device=device)
         self.state = {
             name: {

@@ -1,5 +1,6 @@
 """Sample from a trained GPT. The text goes to stdout, everything else to stderr: python sample.py | sort"""
 
+import codecs
 import os
 import secrets
 import sys
@@ -69,13 +70,12 @@ def main() -> None:
     print(f"{file}, step {content['row']['step']:,}; on {devices.describe(device)}, seed {seed}", file=sys.stderr)
     settings: dict[str, Any] = {"stop_id": tokenizer.bos_id, "vocab_size": tokenizer.vocab_size}
     if args.num_samples == 1:  # shown as it comes
-        ids: list[int] = []
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back what is half a character
         print(prompt, end="", flush=True)
 
         def show(column: list[int]) -> None:
-            shown = len(tokenizer.decode(ids))
-            ids.append(column[0])
-            print(tokenizer.decode(ids)[shown:], end="", flush=True)
+            pieces = (tokenizer.pieces[i] for i in column if i != tokenizer.bos_id)
+            print(decoder.decode(b"".join(pieces)), end="", flush=True)
 
         generate(model, [start], args.max_new_tokens, sampling, seed, **settings, each=show)
         print()

@@ -179,7 +179,8 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
         full_rate = peak / flops_per_token(model)
         print(f"peak    {peak / 1e12:,.0f} TFLOP/s ({source}), which would be {full_rate:,.0f} tokens/s", flush=True)
 
-    log = Log(run / "metrics.jsonl", row, max_steps, scaler.is_enabled(), full_rate)
+    hopeless = 100 + 100 * math.log(tokenizer.vocab_size)  # a hundred times the loss of guessing
+    log = Log(run / "metrics.jsonl", row, max_steps, scaler.is_enabled(), full_rate, hopeless)
 
     def to_sample_from(row: dict[str, Any]) -> dict[str, Any]:
         """What best.pt holds: the model after update row["step"], and all that is needed to use it."""
@@ -318,7 +319,7 @@ def make_update(
 
     if not compiled:
         return by_slices, "off"
-    print("compile half a minute the first time, less from then on …", flush=True)
+    print("compile for half a minute, less when it was compiled before …", flush=True)
     # a tiny model waits for Python most, and one piece has least of it; a larger one would only compile longer
     tiny = sum(p.numel() for p in model.parameters()) < devices.TINY
     whole = tiny and example[0].device.type == "cpu" and config.train.accumulation == 1

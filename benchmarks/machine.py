@@ -22,6 +22,13 @@ def describe() -> str:
     )
 
 
+def count(text: str) -> int:
+    """The type of an option that is a number of things, at least one."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
 def seconds_of(functions: dict[str, Callable[[], object]], calls: int, rounds: int = 7) -> dict[str, float]:
     """Median seconds of a call of each function. They take turns, so that a busy minute slows all of them."""
     times: dict[str, list[float]] = {name: [] for name in functions}

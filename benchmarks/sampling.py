@@ -26,6 +26,7 @@ import machine  # noqa: E402
 
 import checkpoint  # noqa: E402
 import config  # noqa: E402
+import errors  # noqa: E402
 from generate import Sampling, generate, store_by_column  # noqa: E402
 from model import GPT  # noqa: E402
 
@@ -43,7 +44,10 @@ def long_text(tokens: int, runs: int) -> None:
     store_by_column(model)
     size = sum(p.numel() for p in model.parameters())
     print(f"{size:,} parameters, block_size {model.config.block_size}, one row of {tokens} tokens")
-    print("  (a run without the cache, which computes the whole window for every token, takes a minute)", flush=True)
+    print(
+        "  (without the cache, the whole window for every token, it takes ten times as long)",
+        flush=True,
+    )
 
     def sample(seed: int, use_cache: bool) -> float:
         return seconds(lambda: generate(model, [[0]], tokens, Sampling(), seed, use_cache=use_cache))
@@ -79,12 +83,12 @@ def names(run: Path, number: int, runs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = errors.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, help="a trained micro: a checkpoint file or a run")
-    parser.add_argument("--tokens", type=int, default=500)
-    parser.add_argument("--names", type=int, default=1000)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch (a single row gains little from a second)")
+    parser.add_argument("--tokens", type=machine.count, default=500)
+    parser.add_argument("--names", type=machine.count, default=1000)
+    parser.add_argument("--runs", type=machine.count, default=5)
+    parser.add_argument("--threads", type=machine.count, default=1, help="a single row gains little from a second")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(machine.describe())
@@ -99,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main)

@@ -18,6 +18,12 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import machine  # noqa: E402
+
+import errors  # noqa: E402
+
 CHILD = """
 import builtins, os, pathlib, runpy, sys, time
 
@@ -63,8 +69,8 @@ def start(place: str, script: str, *args: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=9)
+    parser = errors.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=machine.count, default=9)
     args = parser.parse_args()
     micro, found = str(ROOT / "configs" / "micro.yaml"), dict[str, list[tuple[float, float]]]()
     with tempfile.TemporaryDirectory() as place:
@@ -84,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main)

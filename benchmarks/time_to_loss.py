@@ -27,6 +27,8 @@ sys.path.insert(0, str(ROOT))
 import machine  # noqa: E402
 
 import config as configuration  # noqa: E402
+import errors  # noqa: E402
+from errors import RunError  # noqa: E402
 
 Curve = list[tuple[float, float]]  # (seconds, validation loss)
 
@@ -41,7 +43,8 @@ def trained(name: str, evaluations: int, threads: int | None) -> tuple[Curve, fl
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, str(ROOT / "train.py"), str(Path(path).resolve()), *options]
         start = time.perf_counter()
-        subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL, env=environment)
+        if status := subprocess.run(command, cwd=place, stdout=subprocess.DEVNULL, env=environment).returncode:
+            raise RunError(f"the training of {name} ended with status {status}")
         wall = time.perf_counter() - start
         (metrics,) = Path(place).glob("runs/*/metrics.jsonl")
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -65,15 +68,19 @@ def loss_at(curve: Curve, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = errors.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("a", metavar="A")
     parser.add_argument("b", metavar="B")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=machine.count, default=3)
     parser.add_argument("--together", action="store_true", help="A and B at once, a thread each, instead of in turns")
-    parser.add_argument("--evaluations", type=int, default=20, help="points of each curve")
+    parser.add_argument("--evaluations", type=machine.count, default=20, help="points of each curve")
     parser.add_argument("--loss", type=float, help="the loss to reach (default: what A ends at)")
     parser.add_argument("--plot", help="an image file to draw the curves into; needs matplotlib")
     args = parser.parse_args()
+    for name in (args.a, args.b):
+        configuration.load(Path(name.split(",")[0]), name.split(",")[1:])
+    if args.plot and not Path(args.plot).resolve().parent.is_dir():
+        parser.error(f"--plot {args.plot}: there is no such folder")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install -r requirements-extra.txt")
     print(machine.describe())
@@ -94,8 +101,10 @@ def main() -> None:
         middle = [tuple(map(statistics.median, zip(*points, strict=True))) for points in zip(*measured, strict=True)]
         print(f"curve    {name}: " + "  ".join(f"{loss:.3f} at {seconds:.0f} s" for seconds, loss in middle))
     loss, seconds_a, seconds_b, end, then = (statistics.median(column) for column in zip(*results, strict=True))
-    ratio = statistics.median(a / b for _, a, b, _, _ in results)
-    print(f"result   {loss:.4f}: A after {seconds_a:.1f} s, B after {seconds_b:.1f} s, {ratio:.1f} times as fast")
+    reached = [a / b for _, a, b, _, _ in results if a < float("inf") and b < float("inf")]
+    ratio = f"{statistics.median(reached):.1f} times as fast" if reached else "so there is no ratio"
+    when = [f"after {s:.1f} s" if s < float("inf") else "never" for s in (seconds_a, seconds_b)]
+    print(f"result   {loss:.4f}: A {when[0]}, B {when[1]}, {ratio}")
     print(f"result   when A is done, after {end:.1f} s, B is at {then:.4f}")
     if args.plot:
         plot(curves, args.plot)
@@ -121,4 +130,4 @@ def plot(curves: dict[str, list[Curve]], file: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main)

@@ -397,7 +397,7 @@ def test_compiling_that_fails_is_given_up_where_it_was_not_asked_for(call, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["optim.name=muon", "model.tie_weights=true"], ["train.accumulation=2"]])
+@pytest.mark.parametrize("options", [["optim.name=muon", "model.tie_weights=true"], ["train.accumulation=2"]])
 def test_the_compiled_model_learns_what_the_eager_one_learns(call, options):
     for choice in ("false", "true"):
         assert call(train, MICRO, *SMALL, *options, f"train.compile={choice}")[0] == 0

@@ -86,6 +86,13 @@ def test_a_frozen_parameter_stays_as_it_is():
 # ---------------------------------------------------------------------------------------------------------------- Muon
 
 
+def test_a_matrix_of_ones_own_in_a_block_is_one_of_muons():
+    model = gpt()
+    model.blocks[0].gate = torch.nn.Linear(16, 16, bias=False).double()
+    optimizer = Optimizer(model, OptimConfig(name="muon"))
+    assert set(optimizer.state["blocks.0.gate.weight"]) == {"momentum"}
+
+
 @pytest.mark.parametrize("shape", [(5, 48, 16), (5, 16, 48), (5, 64, 64), (1, 1, 7)])
 def test_singular_values_come_near_one_and_singular_vectors_stay(shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

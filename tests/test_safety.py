@@ -199,6 +199,12 @@ def test_an_infinite_gradient_stops_the_run_before_anything_is_overwritten(call,
     assert metrics()[-1]["step"] <= 16
 
 
+def test_a_loss_that_explodes_without_becoming_infinite_stops_the_run_too(call):
+    status, _, err = call(train, MICRO, *SMALL, "optim.lr=100", "optim.warmup_steps=0")
+    assert status == 1 and "diverged at step" in err and "learning rate" in err and "inf" not in err
+    assert not Path("runs/micro/best.pt").exists() and not runs.step_files(Path("runs/micro"))
+
+
 def test_a_validation_loss_that_is_no_number_is_never_best(call, monkeypatch):
     import evaluate
 
