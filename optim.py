@@ -91,7 +91,8 @@ class Optimizer:
         self.parameters = dict(model.named_parameters())
         self.param_groups = [{"params": list(self.parameters.values())}]  # where torch.amp.GradScaler looks
         self.weights = {name: p.detach() for name, p in self.parameters.items()}  # the same memory
-        self.decayed = {n for n, p in self.weights.items() if p.ndim == 2 and n.split(".")[0] not in ("wte", "wpe")}
+        # lists, since the order of a set changes from process to process, and with it what torch.compile has cached
+        self.decayed = [n for n, p in self.weights.items() if p.ndim == 2 and n.split(".")[0] not in ("wte", "wpe")]
         self.parts = {}
         if config.name == "muon":
             side_by_side = {"qkv": 3, "fc": 2 if model.config.mlp == "swiglu" else 1}
@@ -117,7 +118,7 @@ class Optimizer:
         """One update with the learning rate in `lr` (a tensor, because compiled code keeps numbers for good)."""
         self.steps += 1
         muon_lr = self.lr * (self.config.muon_lr / self.config.lr)
-        for name in self.decayed & grads.keys():
+        for name in (name for name in self.decayed if name in grads):
             self.weights[name] *= 1 - (muon_lr if name in self.parts else self.lr) * self.config.weight_decay
         for name, direction in muon({n: grads[n] for n in self.parts if n in grads}, self.state, self.parts).items():
             self.weights[name] -= muon_lr * direction

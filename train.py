@@ -139,9 +139,10 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
         rows = data.train.batch(step, settings.batch_size)
         return [devices.put(array, device) for array in rows], int((rows[1] >= 0).sum())
 
-    example, _ = prepare(0)
+    done = saved["row"]["step"] if saved else 0
+    rows, n_targets = prepare(done)
     autocast = devices.autocast(device, dtype)
-    update, compiling = make_update(model, optimizer, scaler, config, autocast, compiled, example)
+    update, compiling = make_update(model, optimizer, scaler, config, autocast, compiled, rows)
     best = float("inf")
     row: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     if saved:
@@ -153,7 +154,7 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
         saved.clear()  # the rest of it is not needed any more
 
     # everything fits together: from here on something is written
-    done, tokens = row["step"], row["tokens"]
+    tokens = row["tokens"]
     run = resume or runs.new_run(name)
     if not resume:
         runs.lock(run)
@@ -233,7 +234,6 @@ def train(config: Config, name: str, resume: Path | None = None, notes: Iterable
         if row["step"]:
             settle(row)  # the run may have been killed between the save and this
         start = time.perf_counter() - row["seconds"]  # as if there had been nothing but training
-        rows, n_targets = prepare(done)
         while done < max_steps:
             lr = learning_rate(done, config.optim, max_steps)
             optimizer.lr.fill_(lr)

@@ -42,10 +42,3 @@ def seconds_of(functions: dict[str, Callable[[], object]], calls: int, rounds: i
                 function()
             times[name].append((time.perf_counter() - start) / calls)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def matrix_peak(dtype: torch.dtype = torch.float32, size: int = 2048) -> float:
-    """FLOP/s of the CPU in large matrix products: the best of many, since nothing goes faster than the machine."""
-    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
-    best = min(seconds_of({"product": lambda: a @ b}, calls=1, rounds=1)["product"] for _ in range(10))
-    return 2 * size**3 / best

@@ -8,13 +8,11 @@ all else, and of what is imported from it later (constructing an optimizer of to
 
 import argparse
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,8 +80,8 @@ def main() -> None:
                 script = what.partition(",")[0]
                 own = [micro] if script == "train.py" else ["--num-samples", "1", "--checkpoint", "runs/micro"]
                 found.setdefault(what, []).append(start(place, script, *own))
-    versions = f"Python {platform.python_version()}, PyTorch {metadata.version('torch')}"
-    print(f"{platform.machine()}, {os.cpu_count()} cores, {versions}, medians of {args.times}")
+    print(machine.describe())
+    print(f"medians of {args.times}")
     for what, times in found.items():
         imports, added = (statistics.median(column) for column in zip(*times, strict=True))
         print(f"{what:<33} adds {added:.3f} s to the {imports:.3f} s of PyTorch's imports")

@@ -122,8 +122,8 @@ def peak() -> None:
     updates = {word: update_of(config, 66, word == "compiled") for word in ("eager", "compiled")}
     model = updates["eager"][0]
     functions = {name: partial(update, x, y) for name, (_, update) in updates.items()}
-    flops, best = flops_per_token(model) * x.numel(), machine.matrix_peak()
-    print(f"peak     {best / 1e9:.0f} GFLOP/s in products of 2048 × 2048 in float32")
+    flops, (best, _) = flops_per_token(model) * x.numel(), device.peak_flops(CPU, torch.float32)
+    print(f"peak     {best / 1e9:.0f} GFLOP/s in large products in float32")
     for name, seconds in machine.seconds_of(functions, calls=1).items():
         rate, share = x.numel() / seconds, flops / seconds / best
         print(f"peak     {name:<14} {rate:,.0f} tokens/s of {x.shape[0]} rows of {x.shape[1]}, {share:.0%} of the peak")

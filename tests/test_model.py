@@ -214,6 +214,18 @@ def test_self_attention_splits_and_joins_heads(n_heads):
     assert_close(attn(x), [np_self_attention(row, arrays(attn), c) for row in x.numpy()])
 
 
+def test_attention_as_it_is_compiled_for_short_rows_is_that_of_the_kernel(monkeypatch):
+    model, wrote = scramble(gpt(n_layers=2)), []
+    expected, grads = model(IDS, TARGETS), gradients(model)
+    written_out = attention
+    monkeypatch.setattr(parts, "attention", lambda *a, **k: wrote.append(1) or written_out(*a, **k))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_close(model(IDS, TARGETS), expected.detach().numpy())
+    for name, gradient in gradients(model).items():
+        assert_close(gradient, grads[name])
+    assert wrote
+
+
 def test_one_query_over_five_keys_attends_to_all_five():
     attn, cache, x = scramble(CausalSelfAttention(ModelConfig())), KVCache(), normal(1, 5, 16)
     attn(x[:, :4], cache)

@@ -72,6 +72,13 @@ def test_each_parameter_is_changed_and_only_matrices_are_decayed(name, tie_weigh
     assert all((p.detach().numpy() != before[key]).any() for key, p in model.named_parameters())
 
 
+def test_parameters_are_updated_in_the_models_order_in_every_process():
+    model = gpt(n_layers=2)
+    optimizer = Optimizer(model, OptimConfig(name="muon"))
+    order = [name for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
+    assert list(optimizer.parts) == order and list(optimizer.decayed) == [*order, "lm_head.weight"]
+
+
 def test_a_frozen_parameter_stays_as_it_is():
     model = gpt()
     model.wte.weight.requires_grad_(False)
